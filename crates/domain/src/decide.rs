@@ -1,0 +1,1 @@
+//! What follows from a schedule's state and an event, as values: the executor in `scheduler` carries it out.

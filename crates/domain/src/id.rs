@@ -1,0 +1,183 @@
+//! Names of things. Each is a type of its own, so that two can never be swapped.
+
+use std::fmt;
+
+/// A tenant's number inside one store; tenants' text names map to it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TenantId(pub u32);
+
+/// One partition of a tenant's due rows (seed 004's poller instance).
+///
+/// `generation` counts the sets of pollers that the tenant's quota has given it; a schedule keeps its poller for life.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PollerId {
+    pub tenant: TenantId,
+    pub generation: u16,
+    pub number: u16,
+}
+
+/// The unit that one member owns at a time. Their number is fixed when a cluster is made.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ShardId(pub u16);
+
+/// How many shards a cluster has.
+pub const SHARDS: u16 = 256;
+
+/// The fencing number of an ownership, minted by the store; only ever compared.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Term(pub u64);
+
+/// Counts the changes that a user made to a schedule; a due row of an older revision is void.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Revision(pub u32);
+
+/// A schedule's life from its creation to its deletion: 48 bits of milliseconds, then 80 random bits, so that they
+/// sort by time. Deleting a schedule and creating one of the same id makes a new incarnation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Incarnation(pub u128);
+
+impl Incarnation {
+    /// `random`'s low 80 bits are used.
+    #[must_use]
+    pub fn new(now: crate::Timestamp, random: u128) -> Self {
+        let millis = u128::try_from(now.as_millis()).unwrap_or(0) & ((1 << 48) - 1);
+        Incarnation(millis << 80 | (random & ((1 << 80) - 1)))
+    }
+}
+
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// What a callback goes to, for limits and fairness: a hash of scheme, host and port, or of a bus topic.
+/// Two targets may share a key; they then share a limit.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TargetKey(pub u32);
+
+/// A schedule's name within its tenant: `[A-Za-z0-9_-]{1,128}`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ScheduleId(Box<str>);
+
+impl ScheduleId {
+    pub const LEN_MAX: usize = 128;
+
+    /// # Errors
+    /// If `text` does not match `[A-Za-z0-9_-]{1,128}`.
+    pub fn new(text: &str) -> Result<Self, ScheduleIdError> {
+        if text.is_empty() || text.len() > Self::LEN_MAX {
+            return Err(ScheduleIdError::Length(text.len()));
+        }
+        match text
+            .char_indices()
+            .find(|(_, c)| !(c.is_ascii_alphanumeric() || *c == '_' || *c == '-'))
+        {
+            Some((at, found)) => Err(ScheduleIdError::Character { at, found }),
+            None => Ok(ScheduleId(text.into())),
+        }
+    }
+
+    /// The id of a schedule whose creator named none: `s` and the incarnation's 26 Crockford digits, lower case.
+    #[must_use]
+    pub fn from_incarnation(incarnation: Incarnation) -> Self {
+        let mut text = String::with_capacity(27);
+        text.push('s');
+        base32(incarnation.0, &mut text);
+        ScheduleId(text.into_boxed_str())
+    }
+
+    /// The incarnation that a server-made id names, if this text has that form.
+    #[must_use]
+    pub fn to_incarnation(&self) -> Option<Incarnation> {
+        let digits = self.0.strip_prefix('s').filter(|rest| rest.len() == 26)?;
+        parse_base32(digits).map(Incarnation)
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ScheduleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ScheduleIdError {
+    #[error("an id has 1 to 128 characters, this one has {0}")]
+    Length(usize),
+    #[error("an id is made of A-Z, a-z, 0-9, _ and -, this one has {found:?} at {at}")]
+    Character { at: usize, found: char },
+}
+
+const CROCKFORD: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
+
+/// Appends the 26 Crockford base-32 digits of `value`, most significant first.
+pub(crate) fn base32(value: u128, out: &mut String) {
+    for digit in (0..26).rev() {
+        let bits = (value >> (digit * 5)) & 31;
+        out.push(char::from(CROCKFORD[usize::try_from(bits).unwrap_or(0)]));
+    }
+}
+
+/// The value of 26 lower-case Crockford digits, or `None` if `text` is not exactly what [`base32`] writes.
+pub(crate) fn parse_base32(text: &str) -> Option<u128> {
+    if text.len() != 26 {
+        return None;
+    }
+    let mut value: u128 = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        let digit = CROCKFORD.iter().position(|c| *c == byte)?;
+        if at == 0 && digit > 7 {
+            return None; // 26 digits hold 130 bits; the first carries three.
+        }
+        value = value << 5 | u128::try_from(digit).ok()?;
+    }
+    Some(value)
+}
+
+/// FNV-1a, 32 bits: stable over versions and machines, which placement needs and speed does not.
+#[must_use]
+pub fn fnv1a(bytes: &[u8]) -> u32 {
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| {
+        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
+    })
+}
+
+impl PollerId {
+    /// The poller of a schedule: its id hashed over the `pollers` of its tenant's newest generation.
+    ///
+    /// # Panics
+    /// If `pollers` is zero.
+    #[must_use]
+    pub fn of(tenant: TenantId, generation: u16, pollers: u16, id: &ScheduleId) -> Self {
+        assert!(pollers > 0, "a tenant has at least one poller");
+        let number = mix(fnv1a(id.as_str().as_bytes())) % u32::from(pollers);
+        PollerId {
+            tenant,
+            generation,
+            number: u16::try_from(number).unwrap_or(0),
+        }
+    }
+
+    /// The shard that this poller belongs to, for life.
+    #[must_use]
+    pub fn shard(self) -> ShardId {
+        let mut bytes = [0; 8];
+        bytes[..4].copy_from_slice(&self.tenant.0.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.generation.to_be_bytes());
+        bytes[6..].copy_from_slice(&self.number.to_be_bytes());
+        ShardId(u16::try_from(mix(fnv1a(&bytes)) % u32::from(SHARDS)).unwrap_or(0))
+    }
+}
+
+/// Spreads every input bit over the low bits that a remainder keeps (the finaliser of MurmurHash3, 32 bits).
+fn mix(mut hash: u32) -> u32 {
+    hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
+    hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);
+    hash ^ hash >> 16
+}

@@ -1,0 +1,18 @@
+//! What Reveille knows without asking anyone: tenants, schedules, occurrences, retries, and the decisions over them.
+//!
+//! Everything here is a value or a pure function of its arguments. There is no clock, no randomness, no task and no
+//! I/O in this crate: the present instant and a random number are arguments, and `xtask tidy` checks the imports.
+
+pub mod decide;
+pub mod id;
+pub mod limits;
+pub mod occurrence;
+pub mod recurrence;
+pub mod retry;
+pub mod schedule;
+pub mod time;
+
+pub use id::{Incarnation, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
+pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};
+pub use schedule::{HttpTarget, Schedule, Spec, Status, Target, When};
+pub use time::Timestamp;

@@ -1,0 +1,67 @@
+//! Instants, in whole milliseconds: the grain of every promise about time.
+
+use std::fmt;
+use std::ops::{Add, Sub};
+use std::time::Duration;
+
+/// An instant of the wall clock: milliseconds since 1970-01-01T00:00:00Z, leap seconds not counted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Timestamp(i64);
+
+impl Timestamp {
+    pub const MIN: Timestamp = Timestamp(0);
+    /// 9999-12-30T22:00:00Z, the last instant that RFC 3339 can write in every zone.
+    pub const MAX: Timestamp = Timestamp(253_402_207_200_000);
+
+    #[must_use]
+    pub const fn from_millis(millis: i64) -> Self {
+        Timestamp(millis)
+    }
+
+    #[must_use]
+    pub const fn as_millis(self) -> i64 {
+        self.0
+    }
+
+    /// Milliseconds from `earlier` to `self`; zero if `earlier` is later.
+    #[must_use]
+    pub fn since(self, earlier: Timestamp) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+}
+
+impl Add<Duration> for Timestamp {
+    type Output = Timestamp;
+
+    /// Saturates at [`Timestamp::MAX`]; fractions of a millisecond are dropped.
+    fn add(self, rhs: Duration) -> Timestamp {
+        let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
+        Timestamp(self.0.saturating_add(millis)).min(Timestamp::MAX)
+    }
+}
+
+impl Sub<Duration> for Timestamp {
+    type Output = Timestamp;
+
+    /// Saturates at [`Timestamp::MIN`]; fractions of a millisecond are dropped.
+    fn sub(self, rhs: Duration) -> Timestamp {
+        let millis = i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX);
+        Timestamp(self.0.saturating_sub(millis)).max(Timestamp::MIN)
+    }
+}
+
+/// RFC 3339 in UTC with three digits of fraction.
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match jiff::Timestamp::from_millisecond(self.0) {
+            Ok(instant) => write!(f, "{instant:.3}"),
+            Err(_) => write!(f, "{}ms", self.0),
+        }
+    }
+}
+
+impl fmt::Debug for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}

@@ -1,0 +1,265 @@
+//! This machine.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use domain::Timestamp;
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, ready};
+use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::{Disk, DiskFile, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
+
+pub(crate) struct RealWorld {
+    tokio: tokio::runtime::Handle,
+    disk: Arc<RealDisk>,
+}
+
+impl RealWorld {
+    pub(crate) fn new() -> Self {
+        RealWorld {
+            tokio: tokio::runtime::Handle::current(),
+            disk: Arc::new(RealDisk),
+        }
+    }
+}
+
+fn boot_clock() -> Duration {
+    let time = clock_gettime(ClockId::Boottime);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or(0),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
+
+impl World for RealWorld {
+    #[expect(clippy::disallowed_methods, reason = "this is the door")]
+    fn now(&self) -> Timestamp {
+        let since_epoch = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        Timestamp::from_millis(i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    fn monotonic(&self) -> Monotonic {
+        Monotonic::from_start(boot_clock())
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the door")]
+    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            // Tokio's timer has a grain of a millisecond and stands still in a suspend: look again before returning.
+            loop {
+                let left = at.since_start().saturating_sub(boot_clock());
+                if left.is_zero() {
+                    return;
+                }
+                tokio::time::sleep(left.min(Duration::from_secs(60))).await;
+            }
+        })
+    }
+
+    fn random(&self) -> u64 {
+        getrandom::u64().expect("the kernel's random source is always there once Linux has booted")
+    }
+
+    fn spawn(
+        &self,
+        name: &'static str,
+        place: Place,
+        future: BoxFuture<'static, ()>,
+    ) -> TaskHandle {
+        match place {
+            Place::Shared => spawn_shared(&self.tokio, name, future),
+            Place::Thread => spawn_thread(&self.tokio, name, future),
+        }
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        self.disk.clone()
+    }
+
+    fn halt(&self, reason: &str) {
+        tracing::error!(
+            reason,
+            "reveille stops, because going on could break a promise"
+        );
+        // No destructor may run: one that flushed or answered would act on a state that is no longer known.
+        std::process::abort();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the door")]
+fn spawn_shared(
+    tokio: &tokio::runtime::Handle,
+    name: &'static str,
+    future: BoxFuture<'static, ()>,
+) -> TaskHandle {
+    let task = tokio.spawn(future);
+    let abort = task.abort_handle();
+    let end = async move {
+        match task.await {
+            Ok(()) => TaskEnd::Finished,
+            Err(error) if error.is_panic() => {
+                tracing::error!(task = name, "a task panicked");
+                TaskEnd::Panicked
+            }
+            Err(_) => TaskEnd::Aborted,
+        }
+    };
+    TaskHandle {
+        end: Box::pin(end),
+        abort: Box::new(move || abort.abort()),
+    }
+}
+
+fn spawn_thread(
+    tokio: &tokio::runtime::Handle,
+    name: &'static str,
+    future: BoxFuture<'static, ()>,
+) -> TaskHandle {
+    let (ended, end) = tokio::sync::oneshot::channel();
+    let tokio = tokio.clone();
+    let body = move || {
+        let future = std::panic::AssertUnwindSafe(future).catch_unwind();
+        let outcome = match tokio.block_on(future) {
+            Ok(()) => TaskEnd::Finished,
+            Err(_) => {
+                tracing::error!(task = name, "a task panicked");
+                TaskEnd::Panicked
+            }
+        };
+        let _unheard = ended.send(outcome);
+    };
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .expect("the machine has a thread left");
+    TaskHandle {
+        end: Box::pin(end.map(|end| end.unwrap_or(TaskEnd::Aborted))),
+        abort: Box::new(|| {}),
+    }
+}
+
+struct RealDisk;
+
+fn done<'a, T: Send + 'a>(result: io::Result<T>) -> BoxFuture<'a, io::Result<T>> {
+    Box::pin(ready(result))
+}
+
+impl Disk for RealDisk {
+    fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        done(fs::create_dir_all(path))
+    }
+
+    fn open<'a>(
+        &'a self,
+        path: &'a Path,
+        mode: OpenMode,
+    ) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(mode != OpenMode::Read)
+            .create_new(mode == OpenMode::CreateNew)
+            .open(path);
+        done(file.map(|file| Arc::new(RealFile(file)) as Arc<dyn DiskFile>))
+    }
+
+    fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
+        done(list_files(dir))
+    }
+
+    fn rename<'a>(&'a self, from: &'a Path, to: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        done(fs::rename(from, to))
+    }
+
+    fn remove<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        done(fs::remove_file(path))
+    }
+
+    fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        done(File::open(dir).and_then(|dir| dir.sync_all()))
+    }
+
+    fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>> {
+        let volume = rustix::fs::statvfs(path).map_err(io::Error::from);
+        done(volume.map(|volume| volume.f_bavail.saturating_mul(volume.f_frsize)))
+    }
+
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
+        done(lock_file(path))
+    }
+}
+
+fn list_files(dir: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            names.push(entry.file_name().to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn lock_file(path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(path)?;
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(Box::new(file))
+}
+
+struct RealFile(File);
+
+impl DiskFile for RealFile {
+    fn len(&self) -> BoxFuture<'_, io::Result<u64>> {
+        done(self.0.metadata().map(|metadata| metadata.len()))
+    }
+
+    fn read_at<'a>(&'a self, offset: u64, into: &'a mut [u8]) -> BoxFuture<'a, io::Result<()>> {
+        done(self.0.read_exact_at(into, offset))
+    }
+
+    fn write_at<'a>(&'a self, offset: u64, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>> {
+        done(self.0.write_all_at(bytes, offset))
+    }
+
+    fn allocate(&self, len: u64) -> BoxFuture<'_, io::Result<()>> {
+        done(allocate(&self.0, len))
+    }
+
+    fn sync_data(&self) -> BoxFuture<'_, io::Result<()>> {
+        done(self.0.sync_data())
+    }
+}
+
+/// Zeros are written, not only reserved: a write into a reserved but unwritten extent makes the next `fdatasync`
+/// commit the file system's own journal, too, which is what preallocation is to avoid.
+fn allocate(file: &File, len: u64) -> io::Result<()> {
+    const CHUNK: usize = 1 << 20;
+    let present = file.metadata()?.len();
+    if len <= present {
+        return file.set_len(len);
+    }
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), present, len - present) {
+        Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let zeros = vec![0; CHUNK];
+    let mut at = present;
+    while at < len {
+        let chunk = usize::try_from(len - at).map_or(CHUNK, |left| left.min(CHUNK));
+        file.write_all_at(&zeros[..chunk], at)?;
+        at += chunk as u64;
+    }
+    file.sync_all()
+}

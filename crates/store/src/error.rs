@@ -1,0 +1,41 @@
+//! Why a store says no.
+
+/// A call failed as a whole.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The engine cannot be reached, or is closing; the same call may go through later.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// Too little space is left for users' writes.
+    #[error(
+        "the store's disk is nearly full: {free_bytes} bytes are free, {floor_bytes} must stay free"
+    )]
+    Full { free_bytes: u64, floor_bytes: u64 },
+    /// Stored bytes are not what was written. Nothing of them was served.
+    #[error("stored data is damaged: {0}")]
+    Damaged(String),
+}
+
+impl StoreError {
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            StoreError::Unavailable(_) | StoreError::Full { .. } => true,
+            StoreError::Damaged(_) => false,
+        }
+    }
+}
+
+/// One item of an owner's write was refused; nothing of it took effect.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum WriteRefusal {
+    /// The shard has been taken under a later term: stop owning it.
+    #[error("the shard has a later owner")]
+    Superseded,
+    /// There is no such schedule or run, or it is not in a state that allows this.
+    #[error("there is nothing there to change")]
+    NotFound,
+    /// The occurrence has its final outcome already.
+    #[error("the occurrence has its outcome")]
+    Resolved,
+}

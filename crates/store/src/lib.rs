@@ -1,0 +1,261 @@
+//! The store port: schedules, due rows, runs, ownership of shards. What every engine promises, and nothing of how.
+//!
+//! The contract is that of the weakest engine: no atomic write over a schedule row and a due row, none across shards.
+//! An engine that can do several steps in one does them in one and says so where the caller saves work
+//! ([`Placed::settled`], [`Marked::applied`]). Every call is batch-shaped, and a batch is not a transaction: each item
+//! succeeds or is refused alone, in order.
+//!
+//! Two kinds of callers:
+//! - *Any member* inserts schedules, places due rows, appends marks and reads.
+//! - *The owner of a shard* makes every change to an existing schedule, through [`Store::write`], under the term that
+//!   [`Store::take`] minted for it. A write under an older term is refused.
+//!
+//! A poller has two durable positions, whole instants: `done` <= `closed`. Every occurrence at or before `done` has an
+//! outcome; no creator leaves a due row at or before `closed` unless the owner is sure to read it. Who does what, in
+//! which order, is told in `scheduler` (`creator`, `owner`); an engine keeps the two numbers and linearizable reads.
+//!
+//! Always true here: what a call answered `Ok` is durable, and every later read sees it.
+
+mod error;
+pub mod tenant;
+
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod memory;
+
+use std::sync::Arc;
+
+use domain::occurrence::Run;
+use domain::{
+    DueKey, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, ShardId, Status,
+    TenantId, Term, Timestamp,
+};
+use futures_util::future::BoxFuture;
+
+pub use error::{StoreError, WriteRefusal};
+pub use tenant::{ApiKey, Role, Tenant};
+
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
+
+/// See the crate's documentation for the contract.
+///
+/// # Errors
+/// Every method fails as a whole with [`StoreError`]; then it is not known which items took effect.
+pub trait Store: Send + Sync + 'static {
+    // Any member.
+
+    /// Writes each schedule, its due row, and its arrival. The due row is durable before, or with, the schedule.
+    fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
+
+    /// Each poller's `closed`, read after this call began.
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>>;
+
+    /// Writes due rows (and their arrivals) of schedules that exist; writing one twice is harmless.
+    fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>>;
+
+    /// Appends cancel marks to the home shards of the schedules they name.
+    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>>;
+
+    fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
+
+    /// As [`Store::get`], by incarnation: what the owner fires from. Order and length as asked.
+    fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
+
+    /// The runs' records; `None` for an occurrence that has none yet.
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
+
+    /// A schedule's runs that have a record, in the order of [`Occurrence`], from the first after `after`.
+    fn runs(
+        &self,
+        incarnation: Incarnation,
+        after: Option<Occurrence>,
+        limit: usize,
+    ) -> Answer<'_, Vec<Run>>;
+
+    /// A tenant's dead letters (failed and not redriven), in the order of [`Occurrence`], from the first after `after`.
+    fn dead_letters(
+        &self,
+        tenant: TenantId,
+        after: Option<Occurrence>,
+        limit: usize,
+    ) -> Answer<'_, Vec<Run>>;
+
+    fn tenants(&self) -> Answer<'_, Vec<Tenant>>;
+
+    /// Makes or replaces the tenant with this id.
+    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()>;
+
+    /// Whether writes of users are taken now; a cheap look at memory.
+    fn health(&self) -> Health;
+
+    // The owner.
+
+    /// A new term for each shard, above every earlier one; from then on older terms are refused.
+    fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>>;
+
+    /// Each poller's positions; both [`Timestamp::MIN`] for a poller that never had any.
+    fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>>;
+
+    /// The due rows that were written to these shards after `cursor`, at most about `limit`, and the cursor to go on
+    /// from; a row may be told twice. The engine may forget what is before a cursor that a caller has presented.
+    fn arrivals(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> Answer<'_, (Vec<Arrival>, Cursor)>;
+
+    /// The cancel marks of these shards after `cursor`, as [`Store::arrivals`]. Only marks that the engine did not
+    /// apply itself.
+    fn marks(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> Answer<'_, (Vec<(ShardId, Mark)>, Cursor)>;
+
+    /// For each read, the poller's due rows in key order.
+    fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>>;
+
+    /// Changes under terms, each with its own answer. Items of one schedule or poller take effect in their order.
+    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>>;
+}
+
+/// A place in a stream of an engine; only the engine knows what it means. [`Cursor::default`] is the beginning.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Cursor(pub u64);
+
+#[derive(Clone, Debug)]
+pub struct Insert {
+    /// `schedule.id` was either made from the incarnation ([`ScheduleId::from_incarnation`]) or chosen by the user.
+    pub schedule: Arc<Schedule>,
+    pub due: DueKey,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Inserted {
+    Placed(Placed),
+    /// A schedule of this id exists and was not cancelled; nothing was written.
+    Exists(Incarnation),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placed {
+    /// Where the row is: as asked, or later if the engine saw that its poller had closed that.
+    pub position: Timestamp,
+    /// The engine compared `position` with `closed` in the same step as the write. If not, the creator must: by
+    /// [`Store::closed`] after this, and [`Store::place`] again if it has passed.
+    pub settled: bool,
+}
+
+/// A durable wish to cancel, which the owner of the home shard obeys.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mark {
+    pub tenant: TenantId,
+    pub id: ScheduleId,
+}
+
+#[derive(Clone, Debug)]
+pub struct Marked {
+    /// The schedule as it was before the mark; `None` if there is none.
+    pub before: Option<Arc<Schedule>>,
+    /// The engine has itself made the schedule [`Status::Cancelled`], under a new revision: the owner need not.
+    pub applied: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Positions {
+    pub closed: Timestamp,
+    pub done: Timestamp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Arrival {
+    pub poller: PollerId,
+    pub key: DueKey,
+}
+
+/// The rows of `poller` after `after`, with positions up to and including `until`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DueRead {
+    pub poller: PollerId,
+    pub after: DueBound,
+    pub until: Timestamp,
+    pub limit: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DueBound {
+    /// Positions later than this.
+    Instant(Timestamp),
+    /// Keys after this one, within its instant too.
+    Key(DueKey),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct DuePage {
+    pub keys: Vec<DueKey>,
+    /// The position of the first row after these, be it before or after `until`; `None` if the poller has no more.
+    pub next: Option<Timestamp>,
+}
+
+/// One change by the owner of `poller`'s shard.
+#[derive(Clone, Debug)]
+pub struct OwnerWrite {
+    pub term: Term,
+    pub poller: PollerId,
+    pub change: Change,
+}
+
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Makes the schedule, or replaces an existing one of its tenant and id: an active or ended one keeps its
+    /// incarnation and takes the next revision, a cancelled one gives way to the new incarnation. `due` is written
+    /// with the incarnation and revision that came of it. Its poller is the one of an existing schedule.
+    Put(Insert),
+    /// Cancels a schedule, if it has this incarnation and is not cancelled.
+    Cancel(Incarnation),
+    /// An outcome. `then` (a retry, the one due row that an outcome makes) is durable before `run` is.
+    /// If `ends` and the schedule still has the run's revision, it becomes [`Status::Ended`].
+    Run {
+        run: Run,
+        then: Option<DueKey>,
+        ends: bool,
+    },
+    /// A recurring schedule goes on: `due` is its next row. Without effect if the revision is another.
+    Advance {
+        incarnation: Incarnation,
+        revision: Revision,
+        due: DueKey,
+    },
+    /// A recurring schedule or one-shot has no further occurrence. Without effect if the revision is another.
+    End {
+        incarnation: Incarnation,
+        revision: Revision,
+    },
+    /// The row again, at a later position.
+    Defer(DueKey),
+    /// Runs a dead letter again: `due` is for the same occurrence, replay one higher.
+    Redrive { of: Occurrence, due: DueKey },
+    /// Moves the poller's positions; neither ever goes back. Rows at or before `done` may be dropped.
+    Positions(Positions),
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Written {
+    /// What [`Change::Put`] made: the schedule as it is now, where its row is, and what was there before.
+    Put {
+        schedule: Arc<Schedule>,
+        position: Timestamp,
+        before: Option<Status>,
+    },
+    Done,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Health {
+    Ready,
+    /// The disk is nearly full: users' writes are refused with [`StoreError::Full`], reads and owners' writes go on.
+    Full,
+    /// Nothing is taken: the engine is closing, or has failed.
+    Closed,
+}

@@ -1,0 +1,1 @@
+//! The reference model of the port, and the double that tests use.
