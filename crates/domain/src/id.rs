@@ -69,10 +69,7 @@ impl ScheduleId {
         if text.is_empty() || text.len() > Self::LEN_MAX {
             return Err(ScheduleIdError::Length(text.len()));
         }
-        match text
-            .char_indices()
-            .find(|(_, c)| !(c.is_ascii_alphanumeric() || *c == '_' || *c == '-'))
-        {
+        match text.char_indices().find(|(_, c)| !(c.is_ascii_alphanumeric() || *c == '_' || *c == '-')) {
             Some((at, found)) => Err(ScheduleIdError::Character { at, found }),
             None => Ok(ScheduleId(text.into())),
         }
@@ -143,9 +140,7 @@ pub(crate) fn parse_base32(text: &str) -> Option<u128> {
 /// FNV-1a, 32 bits: stable over versions and machines, which placement needs and speed does not.
 #[must_use]
 pub fn fnv1a(bytes: &[u8]) -> u32 {
-    bytes.iter().fold(0x811c_9dc5, |hash, byte| {
-        (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
-    })
+    bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
 impl PollerId {
@@ -157,11 +152,7 @@ impl PollerId {
     pub fn of(tenant: TenantId, generation: u16, pollers: u16, id: &ScheduleId) -> Self {
         assert!(pollers > 0, "a tenant has at least one poller");
         let number = mix(fnv1a(id.as_str().as_bytes())) % u32::from(pollers);
-        PollerId {
-            tenant,
-            generation,
-            number: u16::try_from(number).unwrap_or(0),
-        }
+        PollerId { tenant, generation, number: u16::try_from(number).unwrap_or(0) }
     }
 
     /// The shard that this poller belongs to, for life.

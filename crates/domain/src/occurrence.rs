@@ -51,12 +51,7 @@ impl RunId {
         let nominal = i64::try_from(rest >> 48).ok().map(Timestamp::from_millis)?;
         let revision = Revision(u32::try_from(rest >> 16 & 0xffff_ffff).ok()?);
         let replay = u16::try_from(rest & 0xffff).ok()?;
-        Some(Occurrence {
-            incarnation,
-            nominal,
-            revision,
-            replay,
-        })
+        Some(Occurrence { incarnation, nominal, revision, replay })
     }
 }
 

@@ -77,11 +77,7 @@ impl Target {
     pub fn key(&self) -> TargetKey {
         let Target::Http(http) = self;
         let scheme_end = http.url.find("://").map_or(0, |at| at + 3);
-        let authority_end = http.url[scheme_end..]
-            .find(['/', '?', '#'])
-            .map_or(http.url.len(), |at| scheme_end + at);
-        TargetKey(crate::id::fnv1a(
-            http.url[..authority_end].to_ascii_lowercase().as_bytes(),
-        ))
+        let authority_end = http.url[scheme_end..].find(['/', '?', '#']).map_or(http.url.len(), |at| scheme_end + at);
+        TargetKey(crate::id::fnv1a(http.url[..authority_end].to_ascii_lowercase().as_bytes()))
     }
 }

@@ -21,11 +21,7 @@ pub enum OpenMode {
 /// later [`Disk::sync_dir`] that did. Everything else may be there, in part, or not.
 pub trait Disk: Send + Sync + 'static {
     fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>>;
-    fn open<'a>(
-        &'a self,
-        path: &'a Path,
-        mode: OpenMode,
-    ) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>>;
+    fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>>;
     /// The names of the files in a folder (folders left out), sorted.
     fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>>;
     /// Replaces `to`, if there is one, in one step.

@@ -69,8 +69,7 @@ pub trait World: Send + Sync + 'static {
     fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()>;
     /// 64 unpredictable bits (from the seed, in a simulation).
     fn random(&self) -> u64;
-    fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>)
-    -> TaskHandle;
+    fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle;
     fn disk(&self) -> Arc<dyn Disk>;
     /// Ends this process (this member, in a simulation) at once, because going on could break a promise. It may
     /// return, in a simulation: the caller then waits for ever.

@@ -22,27 +22,19 @@ pub(crate) struct RealWorld {
 
 impl RealWorld {
     pub(crate) fn new() -> Self {
-        RealWorld {
-            tokio: tokio::runtime::Handle::current(),
-            disk: Arc::new(RealDisk),
-        }
+        RealWorld { tokio: tokio::runtime::Handle::current(), disk: Arc::new(RealDisk) }
     }
 }
 
 fn boot_clock() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
-    Duration::new(
-        u64::try_from(time.tv_sec).unwrap_or(0),
-        u32::try_from(time.tv_nsec).unwrap_or(0),
-    )
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
 }
 
 impl World for RealWorld {
     #[expect(clippy::disallowed_methods, reason = "this is the door")]
     fn now(&self) -> Timestamp {
-        let since_epoch = SystemTime::now()
-            .duration_since(SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         Timestamp::from_millis(i64::try_from(since_epoch.as_millis()).unwrap_or(i64::MAX))
     }
 
@@ -68,12 +60,7 @@ impl World for RealWorld {
         getrandom::u64().expect("the kernel's random source is always there once Linux has booted")
     }
 
-    fn spawn(
-        &self,
-        name: &'static str,
-        place: Place,
-        future: BoxFuture<'static, ()>,
-    ) -> TaskHandle {
+    fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle {
         match place {
             Place::Shared => spawn_shared(&self.tokio, name, future),
             Place::Thread => spawn_thread(&self.tokio, name, future),
@@ -85,21 +72,14 @@ impl World for RealWorld {
     }
 
     fn halt(&self, reason: &str) {
-        tracing::error!(
-            reason,
-            "reveille stops, because going on could break a promise"
-        );
+        tracing::error!(reason, "reveille stops, because going on could break a promise");
         // No destructor may run: one that flushed or answered would act on a state that is no longer known.
         std::process::abort();
     }
 }
 
 #[expect(clippy::disallowed_methods, reason = "this is the door")]
-fn spawn_shared(
-    tokio: &tokio::runtime::Handle,
-    name: &'static str,
-    future: BoxFuture<'static, ()>,
-) -> TaskHandle {
+fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxFuture<'static, ()>) -> TaskHandle {
     let task = tokio.spawn(future);
     let abort = task.abort_handle();
     let end = async move {
@@ -112,17 +92,10 @@ fn spawn_shared(
             Err(_) => TaskEnd::Aborted,
         }
     };
-    TaskHandle {
-        end: Box::pin(end),
-        abort: Box::new(move || abort.abort()),
-    }
+    TaskHandle { end: Box::pin(end), abort: Box::new(move || abort.abort()) }
 }
 
-fn spawn_thread(
-    tokio: &tokio::runtime::Handle,
-    name: &'static str,
-    future: BoxFuture<'static, ()>,
-) -> TaskHandle {
+fn spawn_thread(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxFuture<'static, ()>) -> TaskHandle {
     let (ended, end) = tokio::sync::oneshot::channel();
     let tokio = tokio.clone();
     let body = move || {
@@ -136,14 +109,8 @@ fn spawn_thread(
         };
         let _unheard = ended.send(outcome);
     };
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(body)
-        .expect("the machine has a thread left");
-    TaskHandle {
-        end: Box::pin(end.map(|end| end.unwrap_or(TaskEnd::Aborted))),
-        abort: Box::new(|| {}),
-    }
+    std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the machine has a thread left");
+    TaskHandle { end: Box::pin(end.map(|end| end.unwrap_or(TaskEnd::Aborted))), abort: Box::new(|| {}) }
 }
 
 struct RealDisk;
@@ -157,11 +124,7 @@ impl Disk for RealDisk {
         done(fs::create_dir_all(path))
     }
 
-    fn open<'a>(
-        &'a self,
-        path: &'a Path,
-        mode: OpenMode,
-    ) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+    fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
         let file = OpenOptions::new()
             .read(true)
             .write(mode != OpenMode::Read)
@@ -209,11 +172,7 @@ fn list_files(dir: &Path) -> io::Result<Vec<String>> {
 }
 
 fn lock_file(path: &Path) -> io::Result<Box<dyn Send + Sync>> {
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path)?;
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     Ok(Box::new(file))
 }

@@ -30,10 +30,7 @@ pub struct TaskSet {
 impl TaskSet {
     #[must_use]
     pub fn new(runtime: &Runtime) -> Self {
-        TaskSet {
-            runtime: runtime.clone(),
-            tasks: Mutex::new(Vec::new()),
-        }
+        TaskSet { runtime: runtime.clone(), tasks: Mutex::new(Vec::new()) }
     }
 
     /// For tasks that live as long as their owner; a task per request belongs in its own collection.
@@ -42,20 +39,13 @@ impl TaskSet {
     }
 
     /// A task that may block its thread, in [`crate::Disk`] calls above all.
-    pub fn spawn_thread(
-        &self,
-        name: &'static str,
-        future: impl Future<Output = ()> + Send + 'static,
-    ) {
+    pub fn spawn_thread(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) {
         self.keep(name, Place::Thread, Box::pin(future));
     }
 
     fn keep(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) {
         let handle = self.runtime.0.spawn(name, place, future);
-        self.tasks
-            .lock()
-            .expect("no holder of this lock panics")
-            .push((name, handle));
+        self.tasks.lock().expect("no holder of this lock panics").push((name, handle));
     }
 
     /// Waits until every task has ended by itself, and says how.
@@ -71,12 +61,7 @@ impl TaskSet {
 
 impl Drop for TaskSet {
     fn drop(&mut self) {
-        for (_, handle) in self
-            .tasks
-            .lock()
-            .expect("no holder of this lock panics")
-            .iter()
-        {
+        for (_, handle) in self.tasks.lock().expect("no holder of this lock panics").iter() {
             (handle.abort)();
         }
     }
@@ -84,11 +69,7 @@ impl Drop for TaskSet {
 
 impl Runtime {
     /// A task whose owner keeps the handle itself: for many short ones. Prefer [`TaskSet::spawn`].
-    pub fn spawn(
-        &self,
-        name: &'static str,
-        future: impl Future<Output = ()> + Send + 'static,
-    ) -> TaskHandle {
+    pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Place::Shared, Box::pin(future))
     }
 }

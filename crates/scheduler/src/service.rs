@@ -57,16 +57,9 @@ pub trait Contract {
     /// The tenant and key that `key_id` names.
     fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, ApiKey)>;
     /// One answer per request, in order; several requests of one call share its commits.
-    async fn create(
-        &self,
-        requests: Vec<Create>,
-    ) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError>;
+    async fn create(&self, requests: Vec<Create>) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError>;
     async fn put(&self, request: Create) -> Result<Result<PutAnswer, CreateRefusal>, StoreError>;
-    async fn get(
-        &self,
-        tenant: TenantId,
-        id: ScheduleId,
-    ) -> Result<Option<Arc<Schedule>>, StoreError>;
+    async fn get(&self, tenant: TenantId, id: ScheduleId) -> Result<Option<Arc<Schedule>>, StoreError>;
     async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelAnswer, StoreError>;
     /// `None` if there is no such schedule.
     async fn runs(

@@ -7,9 +7,7 @@ pub enum StoreError {
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
     /// Too little space is left for users' writes.
-    #[error(
-        "the store's disk is nearly full: {free_bytes} bytes are free, {floor_bytes} must stay free"
-    )]
+    #[error("the store's disk is nearly full: {free_bytes} bytes are free, {floor_bytes} must stay free")]
     Full { free_bytes: u64, floor_bytes: u64 },
     /// Stored bytes are not what was written. Nothing of them was served.
     #[error("stored data is damaged: {0}")]

@@ -27,8 +27,8 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, ShardId, Status,
-    TenantId, Term, Timestamp,
+    DueKey, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, ShardId, Status, TenantId, Term,
+    Timestamp,
 };
 use futures_util::future::BoxFuture;
 
@@ -65,20 +65,10 @@ pub trait Store: Send + Sync + 'static {
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
 
     /// A schedule's runs that have a record, in the order of [`Occurrence`], from the first after `after`.
-    fn runs(
-        &self,
-        incarnation: Incarnation,
-        after: Option<Occurrence>,
-        limit: usize,
-    ) -> Answer<'_, Vec<Run>>;
+    fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
     /// A tenant's dead letters (failed and not redriven), in the order of [`Occurrence`], from the first after `after`.
-    fn dead_letters(
-        &self,
-        tenant: TenantId,
-        after: Option<Occurrence>,
-        limit: usize,
-    ) -> Answer<'_, Vec<Run>>;
+    fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>>;
 
@@ -98,20 +88,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// The due rows that were written to these shards after `cursor`, at most about `limit`, and the cursor to go on
     /// from; a row may be told twice. The engine may forget what is before a cursor that a caller has presented.
-    fn arrivals(
-        &self,
-        shards: Arc<[ShardId]>,
-        cursor: Cursor,
-        limit: usize,
-    ) -> Answer<'_, (Vec<Arrival>, Cursor)>;
+    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)>;
 
     /// The cancel marks of these shards after `cursor`, as [`Store::arrivals`]. Only marks that the engine did not
     /// apply itself.
-    fn marks(
-        &self,
-        shards: Arc<[ShardId]>,
-        cursor: Cursor,
-    ) -> Answer<'_, (Vec<(ShardId, Mark)>, Cursor)>;
+    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Mark)>, Cursor)>;
 
     /// For each read, the poller's due rows in key order.
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>>;
@@ -216,22 +197,11 @@ pub enum Change {
     Cancel(Incarnation),
     /// An outcome. `then` (a retry, the one due row that an outcome makes) is durable before `run` is.
     /// If `ends` and the schedule still has the run's revision, it becomes [`Status::Ended`].
-    Run {
-        run: Run,
-        then: Option<DueKey>,
-        ends: bool,
-    },
+    Run { run: Run, then: Option<DueKey>, ends: bool },
     /// A recurring schedule goes on: `due` is its next row. Without effect if the revision is another.
-    Advance {
-        incarnation: Incarnation,
-        revision: Revision,
-        due: DueKey,
-    },
+    Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
     /// A recurring schedule or one-shot has no further occurrence. Without effect if the revision is another.
-    End {
-        incarnation: Incarnation,
-        revision: Revision,
-    },
+    End { incarnation: Incarnation, revision: Revision },
     /// The row again, at a later position.
     Defer(DueKey),
     /// Runs a dead letter again: `due` is for the same occurrence, replay one higher.
