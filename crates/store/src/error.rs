@@ -24,7 +24,8 @@ impl StoreError {
     }
 }
 
-/// One item of an owner's write was refused; nothing of it took effect.
+/// One item of an owner's write was refused. Nothing of it took effect, but for due rows that are void or already told:
+/// an engine that writes in steps may meet the reason after the first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WriteRefusal {
     /// The shard has been taken under a later term: stop owning it.

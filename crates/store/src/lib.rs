@@ -14,6 +14,13 @@
 //! outcome; no creator leaves a due row at or before `closed` unless the owner is sure to read it. Who does what, in
 //! which order, is told in `scheduler` (`creator`, `owner`); an engine keeps the two numbers and linearizable reads.
 //!
+//! What may be seen half-done: in `insert` and in [`Change::Put`] the due row can be there before its schedule; in
+//! [`Change::Run`] come `then`, the run, the end of the schedule, in this order; in [`Change::Redrive`] the due row
+//! comes before the dead letter is gone. Each of these steps is whole. A call that fails or is dropped half-way leaves
+//! the steps made so far: so a due row may have no schedule, or name a revision that a later [`Change::Put`] gives to
+//! another spec, and the owner checks that the schedule has the row's revision *and* its instant. A final run may
+//! belong to a one-shot that is still active; the owner that comes across it writes [`Change::End`].
+//!
 //! Always true here: what a call answered `Ok` is durable, and every later read sees it.
 
 mod error;
@@ -45,20 +52,25 @@ pub trait Store: Send + Sync + 'static {
     // Any member.
 
     /// Writes each schedule, its due row, and its arrival. The due row is durable before, or with, the schedule.
+    ///
+    /// Inserts (and [`Change::Put`]) of one chosen id meet at the owner of its home shard, one at a time: an engine
+    /// need not see that two calls at once name the same. Within a call the first takes the id.
     fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
 
     /// Each poller's `closed`, read after this call began.
     fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>>;
 
-    /// Writes due rows (and their arrivals) of schedules that exist; writing one twice is harmless.
+    /// Writes due rows (and their arrivals) of schedules that exist; writing one twice is harmless. Whether a row's
+    /// revision is its schedule's is not looked at.
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>>;
 
     /// Appends cancel marks to the home shards of the schedules they name.
     fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>>;
 
+    /// The schedules that have these ids now; a cancelled one until its id is taken again. Order and length as asked.
     fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
 
-    /// As [`Store::get`], by incarnation: what the owner fires from. Order and length as asked.
+    /// As [`Store::get`], by incarnation: what the owner fires from. Also those whose id another has taken since.
     fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
 
     /// The runs' records; `None` for an occurrence that has none yet.
@@ -86,18 +98,23 @@ pub trait Store: Send + Sync + 'static {
     /// Each poller's positions; both [`Timestamp::MIN`] for a poller that never had any.
     fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>>;
 
-    /// The due rows that were written to these shards after `cursor`, at most about `limit`, and the cursor to go on
-    /// from; a row may be told twice. The engine may forget what is before a cursor that a caller has presented.
+    /// The due rows that [`Store::insert`] and [`Store::place`] wrote to these shards after `cursor`, at most about
+    /// `limit`, and the cursor to go on from; a row may be told twice, and one whose call is under way may be told.
+    /// Rows of [`Store::write`] need not be told: the owner knows them. The engine may forget, for these shards, what is
+    /// at or before a cursor that a caller has presented.
     fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)>;
 
-    /// The cancel marks of these shards after `cursor`, as [`Store::arrivals`]. Only marks that the engine did not
-    /// apply itself.
-    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Mark)>, Cursor)>;
+    /// What the cancel marks of these shards after `cursor` name, as [`Store::arrivals`]: by incarnation, so that a mark
+    /// told again does not hit a schedule that took the id later. Only marks that the engine did not apply itself.
+    /// Present a cursor only when everything before it has been obeyed durably: the engine may forget it.
+    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)>;
 
-    /// For each read, the poller's due rows in key order.
+    /// For each read, the poller's due rows in key order: each row whose writing was answered before this call began.
+    /// Rows at or before the poller's `done` may be missing.
     fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>>;
 
-    /// Changes under terms, each with its own answer. Items of one schedule or poller take effect in their order.
+    /// Changes under terms, each with its own answer. Items of one schedule or poller take effect in their order; of
+    /// two calls at once, in any.
     fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>>;
 }
 
@@ -115,13 +132,14 @@ pub struct Insert {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Inserted {
     Placed(Placed),
-    /// A schedule of this id exists and was not cancelled; nothing was written.
+    /// A schedule of this id exists and was not cancelled, or this very incarnation was inserted before (by a call that
+    /// failed, say), whatever became of it since. Nothing was written; the incarnation is the one that has the id.
     Exists(Incarnation),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placed {
-    /// Where the row is: as asked, or later if the engine saw that its poller had closed that.
+    /// Where the row is: as asked, or the first instant after `closed` if the engine saw that its poller had closed that.
     pub position: Timestamp,
     /// The engine compared `position` with `closed` in the same step as the write. If not, the creator must: by
     /// [`Store::closed`] after this, and [`Store::place`] again if it has passed.
@@ -139,7 +157,8 @@ pub struct Mark {
 pub struct Marked {
     /// The schedule as it was before the mark; `None` if there is none.
     pub before: Option<Arc<Schedule>>,
-    /// The engine has itself made the schedule [`Status::Cancelled`], under a new revision: the owner need not.
+    /// Nothing is left for the owner to do: the engine has itself made the schedule, active or ended,
+    /// [`Status::Cancelled`] under the next revision (as [`Change::Cancel`] does), or there was nothing to cancel.
     pub applied: bool,
 }
 
@@ -191,22 +210,30 @@ pub struct OwnerWrite {
 pub enum Change {
     /// Makes the schedule, or replaces an existing one of its tenant and id: an active or ended one keeps its
     /// incarnation and takes the next revision, a cancelled one gives way to the new incarnation. `due` is written
-    /// with the incarnation and revision that came of it. Its poller is the one of an existing schedule.
+    /// with the incarnation and revision that came of it. Its poller is the one of an existing schedule, and so is
+    /// `created_at`. An engine that settles `closed` in [`Store::insert`] does so here, and says where the row is.
+    /// Refused [`WriteRefusal::NotFound`] if the id's schedule is cancelled and has this very incarnation.
     Put(Insert),
-    /// Cancels a schedule, if it has this incarnation and is not cancelled.
+    /// Makes an active or ended schedule [`Status::Cancelled`], under the next revision and without `next`. Refused
+    /// [`WriteRefusal::NotFound`] if there is none of this incarnation, or it is cancelled.
     Cancel(Incarnation),
     /// An outcome. `then` (a retry, the one due row that an outcome makes) is durable before `run` is.
-    /// If `ends` and the schedule still has the run's revision, it becomes [`Status::Ended`].
+    /// If `ends` and the schedule still has the run's revision, it is ended as by [`Change::End`]. Refused
+    /// [`WriteRefusal::Resolved`], whole, if the occurrence has a final record.
     Run { run: Run, then: Option<DueKey>, ends: bool },
-    /// A recurring schedule goes on: `due` is its next row. Without effect if the revision is another.
+    /// A recurring schedule goes on: `due` is its next row, and its instant becomes the schedule's `next`. Answered
+    /// [`Written::Done`] without effect if the revision is another or the schedule is not active.
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
-    /// A recurring schedule or one-shot has no further occurrence. Without effect if the revision is another.
+    /// A recurring schedule or one-shot has no further occurrence: an active schedule becomes [`Status::Ended`], its
+    /// revision kept, without `next`. Answered [`Written::Done`] without effect if the revision is another.
     End { incarnation: Incarnation, revision: Revision },
     /// The row again, at a later position.
     Defer(DueKey),
-    /// Runs a dead letter again: `due` is for the same occurrence, replay one higher.
+    /// Runs a dead letter again: `due` is for the same occurrence, replay one higher. Refused
+    /// [`WriteRefusal::NotFound`] if `of` is no dead letter, or was redriven before.
     Redrive { of: Occurrence, due: DueKey },
-    /// Moves the poller's positions; neither ever goes back. Rows at or before `done` may be dropped.
+    /// Moves the poller's positions, each to the later of what it was and what it is here: neither ever goes back.
+    /// `done` <= `closed`. Rows at or before `done` may be dropped, so the owner writes none there.
     Positions(Positions),
 }
 
