@@ -14,5 +14,7 @@ pub mod time;
 
 pub use id::{Incarnation, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
 pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};
+pub use recurrence::{Cron, CronError};
+pub use retry::RetryPolicy;
 pub use schedule::{HttpTarget, Schedule, Spec, Status, Target, When};
 pub use time::Timestamp;

@@ -1,0 +1,390 @@
+//! Cron expressions in a zone: when they fire, and why they are refused.
+//!
+//! The rule at changes of the clock, which docs/decisions/0051 explains: an expression that names its hours is about
+//! the clock on the wall. Every local time it names comes once a day: one that the clock leaps over fires at the first
+//! instant after the leap (several of one leap fire once), one that the clock shows twice fires the first time. An
+//! expression whose hours are all 24 is about time that passes: it fires whenever the clock shows a time that it
+//! names, twice in an hour that comes twice, and not for an hour that never was.
+//!
+//! A search looks at no more than [`SEARCH_SECS`] and takes a step for each day of it at most, so that no expression
+//! costs more than another by orders of magnitude.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use croner::parser::{CronParser, Seconds, Year};
+use jiff::tz::TimeZone;
+
+use super::fields::Fields;
+use crate::Timestamp;
+
+/// 41 years: 29 February comes on a given weekday after 40 years at the latest.
+const SEARCH_SECS: i64 = 41 * 366 * 86_400;
+
+/// A cron expression of 5 or 6 fields (six: seconds first) in an IANA zone. It is printed and compared by its text.
+#[derive(Clone)]
+pub struct Cron {
+    expression: Box<str>,
+    zone: Box<str>,
+    /// Made at first use. `None` in it: the text is not understood, although it once was.
+    evaluator: OnceLock<Option<Arc<Evaluator>>>,
+}
+
+impl Cron {
+    pub const EXPRESSION_BYTES_MAX: usize = 256;
+    pub const ZONE_BYTES_MAX: usize = 64;
+
+    /// # Errors
+    /// If `expression` is not a cron expression or never fires, or if `zone` is not known.
+    pub fn parse(expression: &str, zone: &str) -> Result<Self, CronError> {
+        let evaluator = Evaluator::parse(expression, zone)?;
+        let zone = evaluator.zone.iana_name().unwrap_or(zone).into();
+        Ok(Cron { expression: expression.into(), zone, evaluator: OnceLock::from(Some(Arc::new(evaluator))) })
+    }
+
+    /// From the text of one that [`Cron::parse`] took before: nothing is looked at until it is used.
+    #[must_use]
+    pub fn from_stored(expression: impl Into<Box<str>>, zone: impl Into<Box<str>>) -> Self {
+        Cron { expression: expression.into(), zone: zone.into(), evaluator: OnceLock::new() }
+    }
+
+    #[must_use]
+    pub fn expression(&self) -> &str {
+        &self.expression
+    }
+
+    #[must_use]
+    pub fn zone(&self) -> &str {
+        &self.zone
+    }
+
+    /// Whether a stored text is still understood. If not, it has no instants.
+    ///
+    /// # Errors
+    /// As [`Cron::parse`].
+    pub fn check(&self) -> Result<(), CronError> {
+        match self.evaluator() {
+            Some(_) => Ok(()),
+            None => Evaluator::parse(&self.expression, &self.zone).map(drop),
+        }
+    }
+
+    /// The first instant after `after`.
+    #[must_use]
+    pub fn next_after(&self, after: Timestamp) -> Option<Timestamp> {
+        self.evaluator()?.first_from(after.as_millis().div_euclid(1_000) + 1).and_then(timestamp)
+    }
+
+    /// The last instant at or before `at`.
+    #[must_use]
+    pub fn latest_at(&self, at: Timestamp) -> Option<Timestamp> {
+        self.evaluator()?.last_upto(at.as_millis().div_euclid(1_000)).and_then(timestamp)
+    }
+
+    /// How many instants there are after `after` and before `before`.
+    #[must_use]
+    pub fn count_between(&self, after: Timestamp, before: Timestamp) -> u64 {
+        let from = after.as_millis().div_euclid(1_000) + 1;
+        let to = before.as_millis().div_euclid(1_000) + i64::from(before.as_millis().rem_euclid(1_000) > 0);
+        self.evaluator().map_or(0, |evaluator| evaluator.count(from, to))
+    }
+
+    /// The shortest distance of two of its times on the clock, in seconds; at most a day. Changes of the clock may
+    /// bring two nearer.
+    #[must_use]
+    pub fn distance_min_secs(&self) -> u32 {
+        self.evaluator().map_or(0, |evaluator| evaluator.fields.distance_min_secs())
+    }
+
+    fn evaluator(&self) -> Option<&Evaluator> {
+        let parse = || Evaluator::parse(&self.expression, &self.zone).ok().map(Arc::new);
+        self.evaluator.get_or_init(parse).as_deref()
+    }
+}
+
+impl PartialEq for Cron {
+    fn eq(&self, other: &Self) -> bool {
+        self.expression == other.expression && self.zone == other.zone
+    }
+}
+
+impl Eq for Cron {}
+
+impl fmt::Debug for Cron {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cron({:?} in {})", self.expression, self.zone)
+    }
+}
+
+/// `None` after the last instant that can be named.
+fn timestamp(unix_secs: i64) -> Option<Timestamp> {
+    Some(Timestamp::from_millis(unix_secs.checked_mul(1_000)?)).filter(|found| *found <= Timestamp::MAX)
+}
+
+struct Evaluator {
+    fields: Fields,
+    zone: TimeZone,
+}
+
+/// A stretch of time in which the zone's offset is the same. Its wall time is unix time plus `offset`.
+#[derive(Clone, Copy)]
+struct Stretch {
+    /// The first second in it; `i64::MIN` if it has no beginning.
+    start: i64,
+    /// The first second after it; `i64::MAX` if it has no end.
+    end: i64,
+    offset: i64,
+    /// The offset just before `start`.
+    offset_before: i64,
+}
+
+impl Evaluator {
+    fn parse(expression: &str, zone_name: &str) -> Result<Self, CronError> {
+        let fields = parse_fields(expression)?;
+        let zone = parse_zone(zone_name)?;
+        let year_2000 = 946_684_800;
+        match fields.first(year_2000, year_2000 + SEARCH_SECS) {
+            Some(_) => Ok(Evaluator { fields, zone }),
+            None => Err(CronError::NeverFires),
+        }
+    }
+
+    /// The first second that fires, at or after `from`.
+    fn first_from(&self, from: i64) -> Option<i64> {
+        let limit = from.saturating_add(SEARCH_SECS);
+        let mut at = from;
+        while at < limit {
+            let stretch = self.stretch(at)?;
+            if at == stretch.start && self.fires_for_leap(stretch) {
+                return Some(at);
+            }
+            let wall = self.wall_from(stretch, at);
+            if let Some(found) = self.fields.first(wall, stretch.end.min(limit) + stretch.offset) {
+                return Some(found - stretch.offset);
+            }
+            at = stretch.end;
+        }
+        None
+    }
+
+    /// The last second that fires, at or before `upto`.
+    fn last_upto(&self, upto: i64) -> Option<i64> {
+        let limit = upto.saturating_sub(SEARCH_SECS);
+        let mut at = upto;
+        while at > limit {
+            let stretch = self.stretch(at)?;
+            let wall = self.wall_from(stretch, stretch.start.max(limit));
+            if let Some(found) = self.fields.last(wall, at + 1 + stretch.offset) {
+                return Some(found - stretch.offset);
+            }
+            if self.fires_for_leap(stretch) {
+                return Some(stretch.start);
+            }
+            at = stretch.start.checked_sub(1)?;
+        }
+        None
+    }
+
+    /// How many seconds of `from..to` fire.
+    fn count(&self, from: i64, to: i64) -> u64 {
+        let mut times = 0_u64;
+        let mut at = from;
+        while at < to {
+            let Some(stretch) = self.stretch(at) else { break };
+            let end = stretch.end.min(to);
+            times += self.fields.count(self.wall_from(stretch, at), end + stretch.offset);
+            let wall_start = stretch.start.saturating_add(stretch.offset);
+            if at == stretch.start && self.fires_for_leap(stretch) && !self.fields.is_at(wall_start) {
+                times += 1;
+            }
+            at = end;
+        }
+        times
+    }
+
+    /// The wall time at `at`, or later where the clock shows again what it has shown already.
+    fn wall_from(&self, stretch: Stretch, at: i64) -> i64 {
+        let wall = at + stretch.offset;
+        if self.fields.is_every_hour() { wall } else { wall.max(stretch.start.saturating_add(stretch.offset_before)) }
+    }
+
+    /// The clock leaps at the beginning of `stretch`, over a time that is named.
+    fn fires_for_leap(&self, stretch: Stretch) -> bool {
+        let before = stretch.start.saturating_add(stretch.offset_before);
+        let after = stretch.start.saturating_add(stretch.offset);
+        !self.fields.is_every_hour() && self.fields.first(before, after).is_some()
+    }
+
+    /// `None` outside the years that the time library knows.
+    fn stretch(&self, at: i64) -> Option<Stretch> {
+        let second = |unix| jiff::Timestamp::from_second(unix).ok();
+        let offset_at = |at| i64::from(self.zone.to_offset(at).seconds());
+        let instant = second(at)?;
+        let end = self.zone.following(instant).next().map_or(i64::MAX >> 1, |next| next.timestamp().as_second());
+        let previous = second(at + 1).and_then(|after| self.zone.preceding(after).next());
+        let offset = offset_at(instant);
+        let (start, offset_before) = match previous.map(|previous| previous.timestamp().as_second()) {
+            Some(start) => (start, second(start - 1).map_or(offset, offset_at)),
+            None => (i64::MIN >> 1, offset),
+        };
+        Some(Stretch { start, end, offset, offset_before })
+    }
+}
+
+fn parse_zone(name: &str) -> Result<TimeZone, CronError> {
+    let unknown = || CronError::Zone(name.chars().take(Cron::ZONE_BYTES_MAX).collect());
+    if name.is_empty() || name.len() > Cron::ZONE_BYTES_MAX {
+        return Err(unknown());
+    }
+    TimeZone::get(name).ok().filter(|zone| !zone.is_unknown()).ok_or_else(unknown)
+}
+
+fn parse_fields(expression: &str) -> Result<Fields, CronError> {
+    if expression.len() > Cron::EXPRESSION_BYTES_MAX {
+        return Err(CronError::TooLong { bytes: expression.len() });
+    }
+    let texts: Vec<&str> = expression.split_ascii_whitespace().collect();
+    let kinds = match texts.len() {
+        5 => &FIELDS[1..],
+        6 => &FIELDS[..],
+        count => return Err(CronError::FieldCount(count)),
+    };
+    let refused = |kind: CronField, text: &str, problem: String| CronError::Field {
+        field: kind,
+        // Both are slices of one text.
+        at: text.as_ptr().addr() - expression.as_ptr().addr(),
+        text: text.to_owned(),
+        problem,
+    };
+    for (kind, text) in kinds.iter().zip(&texts) {
+        check_characters(*kind, text).map_err(|problem| refused(*kind, text, problem))?;
+    }
+    match parser().parse(expression) {
+        Ok(parsed) => Fields::of(&parsed.pattern).ok_or(CronError::NeverFires),
+        // The parser does not say which field it means: try them one by one.
+        Err(error) => Err(kinds
+            .iter()
+            .zip(&texts)
+            .find_map(|(kind, text)| Some(refused(*kind, text, problem_of_field(*kind, text)?)))
+            .unwrap_or_else(|| CronError::Expression(error.to_string()))),
+    }
+}
+
+fn parser() -> CronParser {
+    CronParser::builder().seconds(Seconds::Optional).year(Year::Disallowed).build()
+}
+
+fn problem_of_field(kind: CronField, text: &str) -> Option<String> {
+    let fields = FIELDS.map(|other| if other == kind { text } else { "*" });
+    match parser().parse(&fields.join(" ")).err()? {
+        croner::errors::CronError::ComponentError(problem)
+        | croner::errors::CronError::InvalidPattern(problem)
+        | croner::errors::CronError::IllegalCharacters(problem) => Some(problem.trim_end_matches('.').to_owned()),
+        other => Some(other.to_string()),
+    }
+}
+
+/// What the parser would take, and understand in a way that nobody means: `1MON` as 11, `MON` as a minute, `,` as never.
+fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
+    let is_known = |c: char| c.is_ascii_alphanumeric() || "*,-/#?+".contains(c);
+    if let Some(unknown) = text.chars().find(|c| !is_known(*c)) {
+        return Err(format!("{unknown:?} has no meaning here"));
+    }
+    if text.split(',').any(str::is_empty) {
+        return Err("an item of the list is empty".to_owned());
+    }
+    let mut rest = text;
+    while let Some(start) = rest.find(|c: char| c.is_ascii_alphabetic()) {
+        let (before, word_on) = rest.split_at(start);
+        let end = word_on.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(word_on.len());
+        let (word, after) = word_on.split_at(end);
+        let touches_digit =
+            before.ends_with(|c: char| c.is_ascii_digit()) || after.starts_with(|c: char| c.is_ascii_digit());
+        if !kind.takes_word(&word.to_ascii_uppercase(), touches_digit) {
+            return Err(format!("{word:?} has no meaning here"));
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CronField {
+    Second,
+    Minute,
+    Hour,
+    DayOfMonth,
+    Month,
+    DayOfWeek,
+}
+
+const FIELDS: [CronField; 6] = [
+    CronField::Second,
+    CronField::Minute,
+    CronField::Hour,
+    CronField::DayOfMonth,
+    CronField::Month,
+    CronField::DayOfWeek,
+];
+
+const MONTHS: [&str; 12] = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
+const WEEK_DAYS: [&str; 7] = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
+
+impl CronField {
+    fn takes_word(self, word: &str, touches_digit: bool) -> bool {
+        match self {
+            CronField::Second | CronField::Minute | CronField::Hour => false,
+            CronField::DayOfMonth => matches!(word, "L" | "W" | "LW"),
+            CronField::Month => MONTHS.contains(&word) && !touches_digit,
+            CronField::DayOfWeek => {
+                word == "L" || WEEK_DAYS.contains(&word.strip_suffix('L').unwrap_or(word)) && !touches_digit
+            }
+        }
+    }
+
+    /// What the field takes, for people.
+    fn values(self) -> &'static str {
+        match self {
+            CronField::Second | CronField::Minute => "0-59",
+            CronField::Hour => "0-23",
+            CronField::DayOfMonth => "1-31, L for the last day, 15W for the working day nearest to the 15th",
+            CronField::Month => "1-12 or JAN-DEC",
+            CronField::DayOfWeek => "0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second",
+        }
+    }
+}
+
+impl fmt::Display for CronField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CronField::Second => "second",
+            CronField::Minute => "minute",
+            CronField::Hour => "hour",
+            CronField::DayOfMonth => "day-of-month",
+            CronField::Month => "month",
+            CronField::DayOfWeek => "day-of-week",
+        })
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum CronError {
+    #[error("a cron expression has at most {max} bytes, this one has {bytes}", max = Cron::EXPRESSION_BYTES_MAX)]
+    TooLong { bytes: usize },
+    #[error(
+        "a cron expression has 5 fields (minute hour day-of-month month day-of-week) or 6 (second first), this one has {0}"
+    )]
+    FieldCount(usize),
+    /// `at` counts bytes of the expression, from 0.
+    #[error("the {field} field, {text:?} at byte {at}: {problem}; it takes {values} and *, lists (1,2), ranges (1-5) and steps (*/2)", values = field.values())]
+    Field { field: CronField, at: usize, text: String, problem: String },
+    #[error("{0}")]
+    Expression(String),
+    #[error("it never fires: no day has the days and months that it names")]
+    NeverFires,
+    #[error("{0:?} is not a zone of the IANA time zone database; one looks like \"Europe/Berlin\" or \"UTC\"")]
+    Zone(String),
+}
+
+#[cfg(test)]
+mod tests;
