@@ -1,0 +1,124 @@
+//! One call's way through time: its latency, its steps, its failure.
+
+use futures_util::lock::MutexGuard;
+
+use super::MemoryStore;
+use crate::{Health, StoreError};
+
+/// A batch of the weak engine pauses about so often, whatever its size.
+const PAUSES: usize = 8;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Access {
+    Read,
+    /// Refused when the disk is nearly full.
+    User,
+    Owner,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Failure {
+    Never,
+    /// Before the step that is so many steps away.
+    AfterSteps(u64),
+    AfterEffect,
+}
+
+pub(super) struct Call<'a> {
+    store: &'a MemoryStore,
+    pause_one_in: u64,
+    failure: Failure,
+    /// Dropped before the answer travels.
+    whole: Option<MutexGuard<'a, ()>>,
+}
+
+impl MemoryStore {
+    /// `steps`: about how many the call will make.
+    pub(super) async fn begin(&self, access: Access, steps: usize) -> Result<Call<'_>, StoreError> {
+        let failure = self.draw_failure(steps);
+        self.travel().await;
+        let health = self.model().health;
+        match health {
+            Health::Closed => return Err(unavailable("closed")),
+            Health::Full if access == Access::User => return Err(StoreError::Full { free_bytes: 0, floor_bytes: 1 }),
+            Health::Full | Health::Ready => {}
+        }
+        if failure == Failure::AfterSteps(0) {
+            return Err(unavailable("it failed before any effect"));
+        }
+        let whole = if self.options.atomic { Some(self.data.whole.lock().await) } else { None };
+        let pause_one_in = u64::try_from(steps.div_ceil(PAUSES)).unwrap_or(u64::MAX).max(1);
+        Ok(Call { store: self, pause_one_in, failure, whole })
+    }
+
+    fn draw_failure(&self, steps: usize) -> Failure {
+        let Some(one_in) = self.options.fail_one_in else { return Failure::Never };
+        if !self.runtime.random().is_multiple_of(u64::from(one_in)) {
+            return Failure::Never;
+        }
+        match self.runtime.random() % 3 {
+            0 => Failure::AfterSteps(0),
+            1 if !self.options.atomic && steps > 0 => {
+                let steps = u64::try_from(steps).unwrap_or(u64::MAX);
+                Failure::AfterSteps(1 + self.runtime.random() % steps)
+            }
+            _ => Failure::AfterEffect,
+        }
+    }
+
+    async fn travel(&self) {
+        if let Some(latency) = &self.options.latency {
+            let (least, most) = (latency.start().as_nanos(), latency.end().as_nanos());
+            let spread = u64::try_from(most.saturating_sub(least)).unwrap_or(u64::MAX).saturating_add(1);
+            let extra = std::time::Duration::from_nanos(self.runtime.random() % spread);
+            self.runtime.sleep(*latency.start() + extra).await;
+        }
+    }
+}
+
+impl Call<'_> {
+    /// Before each step: on the weak engine, others may come in between.
+    pub(super) async fn step(&mut self) -> Result<(), StoreError> {
+        if self.store.options.atomic {
+            return Ok(());
+        }
+        if let Failure::AfterSteps(left) = &mut self.failure {
+            *left -= 1;
+            if *left == 0 {
+                return Err(unavailable("it failed between two steps"));
+            }
+        }
+        if self.store.runtime.random().is_multiple_of(self.pause_one_in) {
+            yield_now().await;
+            self.store.travel().await;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn end<T>(self, answer: T) -> Result<T, StoreError> {
+        let Call { store, failure, whole, .. } = self;
+        drop(whole);
+        store.travel().await;
+        match failure {
+            Failure::Never => Ok(answer),
+            Failure::AfterSteps(_) | Failure::AfterEffect => Err(unavailable("it failed after its effect")),
+        }
+    }
+}
+
+fn unavailable(what: &str) -> StoreError {
+    StoreError::Unavailable(format!("the store in memory: {what}"))
+}
+
+/// Lets every other task that can run come first.
+async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|context| {
+        if std::mem::replace(&mut yielded, true) {
+            return std::task::Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        std::task::Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,313 @@
+//! The rows, and the steps that change them. No time passes within a step.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{
+    DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Status, TargetKey, TenantId,
+    Term, Timestamp,
+};
+
+use crate::{Arrival, Cursor, DueBound, DuePage, DueRead, Health, Positions, Tenant, WriteRefusal};
+
+/// Who writes a due row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Writer {
+    /// Does not know the poller's positions, and looks at `closed` afterwards.
+    Creator,
+    /// Knows them.
+    Owner,
+}
+
+#[derive(Debug)]
+pub(super) struct Model {
+    pub(super) health: Health,
+    pub(super) arrivals: Stream<Arrival>,
+    pub(super) marks: Stream<Incarnation>,
+    schedules: BTreeMap<Incarnation, Arc<Schedule>>,
+    names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
+    /// The chosen ids that calls of the weak engine are giving away.
+    naming: BTreeSet<(TenantId, ScheduleId)>,
+    due: BTreeMap<PollerId, BTreeSet<DueKey>>,
+    positions: BTreeMap<PollerId, Positions>,
+    terms: BTreeMap<ShardId, Term>,
+    runs: BTreeMap<Occurrence, Run>,
+    redriven: BTreeSet<Occurrence>,
+    tenants: BTreeMap<TenantId, Tenant>,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Model {
+            health: Health::Ready,
+            arrivals: Stream::default(),
+            marks: Stream::default(),
+            schedules: BTreeMap::new(),
+            names: BTreeMap::new(),
+            naming: BTreeSet::new(),
+            due: BTreeMap::new(),
+            positions: BTreeMap::new(),
+            terms: BTreeMap::new(),
+            runs: BTreeMap::new(),
+            redriven: BTreeSet::new(),
+            tenants: BTreeMap::new(),
+        }
+    }
+}
+
+// Creators.
+impl Model {
+    /// What a caller owes an [`crate::Insert`].
+    pub(super) fn check_new(schedule: &Schedule, due: &DueKey) {
+        let Occurrence { incarnation, nominal, revision, replay } = due.occurrence;
+        assert_eq!(schedule.status, Status::Active, "a new schedule is active");
+        assert_eq!(schedule.poller.tenant, schedule.tenant, "a schedule's poller is its tenant's");
+        assert_eq!(schedule.incarnation, incarnation, "a due row names its schedule");
+        assert_eq!(schedule.revision, revision, "a due row carries its schedule's revision");
+        assert_eq!(schedule.next, Some(nominal), "a new schedule's `next` is its due row's instant");
+        assert_eq!((replay, due.attempt), (0, 1), "a new schedule's due row is for a first attempt");
+        assert!(due.position >= nominal, "a row is not due before its nominal instant: {due:?}");
+    }
+
+    /// The incarnation because of which `schedule` cannot be inserted.
+    pub(super) fn incarnation_in_the_way(&self, schedule: &Schedule) -> Option<Incarnation> {
+        if let Some(same) = self.schedules.get(&schedule.incarnation) {
+            let named = (same.tenant, &same.id) == (schedule.tenant, &schedule.id);
+            assert!(named, "an incarnation is of one schedule: {:?} is of {} already", same.incarnation, same.id);
+        }
+        let known = self.find(schedule.tenant, &schedule.id)?;
+        let again = self.schedules.contains_key(&schedule.incarnation);
+        (again || known.status != Status::Cancelled).then_some(known.incarnation)
+    }
+
+    /// The name to give to [`Model::end_naming`] when the call that gives it away is over, if it is a chosen one.
+    ///
+    /// # Panics
+    /// If another call is giving the same name away.
+    pub(super) fn begin_naming(&mut self, schedule: &Schedule) -> Option<(TenantId, ScheduleId)> {
+        if schedule.id == ScheduleId::from_incarnation(schedule.incarnation) {
+            return None;
+        }
+        let name = (schedule.tenant, schedule.id.clone());
+        let alone = self.naming.insert(name.clone());
+        assert!(alone, "two calls at once give {name:?} away: they were to meet at the owner of its home shard");
+        Some(name)
+    }
+
+    pub(super) fn end_naming(&mut self, name: &(TenantId, ScheduleId)) {
+        self.naming.remove(name);
+    }
+
+    /// What a caller owes [`crate::Store::place`].
+    pub(super) fn check_placed(&self, poller: PollerId, key: &DueKey) {
+        let schedule = self.schedules.get(&key.occurrence.incarnation);
+        let schedule = schedule.unwrap_or_else(|| panic!("a row is placed for a schedule that exists: {key:?}"));
+        assert_eq!(schedule.poller, poller, "a row is placed with its schedule's poller");
+        assert!(key.position >= key.occurrence.nominal, "a row is not due before its nominal instant: {key:?}");
+    }
+
+    /// `position`, or the first instant that `poller` has not closed.
+    pub(super) fn settle(&self, poller: PollerId, position: Timestamp) -> Timestamp {
+        position.max(self.positions(poller).closed + Duration::from_millis(1))
+    }
+
+    pub(super) fn write_due(&mut self, poller: PollerId, key: DueKey, writer: Writer) {
+        if key.position <= self.positions(poller).done {
+            assert_eq!(writer, Writer::Creator, "an owner writes no row where it is done: {key:?}");
+            return; // The engine may drop it, so this one does.
+        }
+        self.due.entry(poller).or_default().insert(key);
+    }
+
+    pub(super) fn write_schedule(&mut self, schedule: Arc<Schedule>) {
+        self.names.insert((schedule.tenant, schedule.id.clone()), schedule.incarnation);
+        self.schedules.insert(schedule.incarnation, schedule);
+    }
+
+    pub(super) fn append_arrival(&mut self, poller: PollerId, key: DueKey) {
+        self.arrivals.append(poller.shard(), Arrival { poller, key });
+    }
+
+    pub(super) fn append_mark(&mut self, shard: ShardId, incarnation: Incarnation) {
+        self.marks.append(shard, incarnation);
+    }
+
+    pub(super) fn put_tenant(&mut self, tenant: Tenant) {
+        assert!(!tenant.generations.is_empty(), "a tenant has pollers");
+        self.tenants.insert(tenant.id, tenant);
+    }
+}
+
+// Owners.
+impl Model {
+    pub(super) fn take(&mut self, shard: ShardId) -> Term {
+        let term = self.terms.entry(shard).or_insert(Term(0));
+        term.0 += 1;
+        *term
+    }
+
+    /// # Panics
+    /// If `term` was never minted.
+    pub(super) fn check_term(&self, shard: ShardId, term: Term) -> Result<(), WriteRefusal> {
+        let newest = self.terms.get(&shard).copied().unwrap_or(Term(0));
+        assert!(term <= newest, "{term:?} of {shard:?} was never minted: the newest is {newest:?}");
+        if term == newest { Ok(()) } else { Err(WriteRefusal::Superseded) }
+    }
+
+    /// Changes a schedule under the same name, incarnation and poller.
+    pub(super) fn change_schedule(&mut self, incarnation: Incarnation, change: impl FnOnce(&mut Schedule)) {
+        let row = self.schedules.get_mut(&incarnation).expect("the caller has just read it");
+        let before = row.revision;
+        change(Arc::make_mut(row));
+        assert!(row.revision >= before, "a revision never goes back");
+    }
+
+    /// Whether there was something to cancel.
+    pub(super) fn cancel(&mut self, incarnation: Incarnation) -> bool {
+        if self.schedules.get(&incarnation).is_none_or(|schedule| schedule.status == Status::Cancelled) {
+            return false;
+        }
+        self.change_schedule(incarnation, |schedule| {
+            schedule.status = Status::Cancelled;
+            schedule.revision.0 += 1;
+            schedule.next = None;
+        });
+        true
+    }
+
+    pub(super) fn write_run(&mut self, run: Run) {
+        let known = self.runs.insert(run.occurrence, run);
+        let replaced_final = known.is_some_and(|known| known.state.is_final());
+        assert!(!replaced_final, "an occurrence has one final outcome");
+    }
+
+    pub(super) fn write_redriven(&mut self, of: Occurrence) {
+        self.redriven.insert(of);
+    }
+
+    pub(super) fn write_positions(&mut self, poller: PollerId, to: Positions) {
+        let positions = self.positions.entry(poller).or_default();
+        positions.closed = positions.closed.max(to.closed);
+        positions.done = positions.done.max(to.done);
+        assert!(positions.done <= positions.closed, "{poller:?} is done beyond what it closed: {positions:?}");
+        assert!(positions.closed < Timestamp::MAX, "a poller never closes all of time: {positions:?}");
+        if let Some(rows) = self.due.get_mut(&poller) {
+            let done = positions.done;
+            while rows.first().is_some_and(|first| first.position <= done) {
+                rows.pop_first();
+            }
+        }
+    }
+}
+
+// Readers.
+impl Model {
+    pub(super) fn find(&self, tenant: TenantId, id: &ScheduleId) -> Option<Arc<Schedule>> {
+        self.schedule(*self.names.get(&(tenant, id.clone()))?)
+    }
+
+    pub(super) fn schedule(&self, incarnation: Incarnation) -> Option<Arc<Schedule>> {
+        self.schedules.get(&incarnation).cloned()
+    }
+
+    pub(super) fn run(&self, occurrence: &Occurrence) -> Option<&Run> {
+        self.runs.get(occurrence)
+    }
+
+    pub(super) fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Vec<Run> {
+        let of = self.runs_after(after.into_iter().chain([before_every_run(incarnation)]).max());
+        of.take_while(|run| run.occurrence.incarnation == incarnation).take(limit).cloned().collect()
+    }
+
+    pub(super) fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Vec<Run> {
+        let dead = self.runs_after(after).filter(|run| run.tenant == tenant && self.is_dead_letter(run));
+        dead.take(limit).cloned().collect()
+    }
+
+    pub(super) fn is_dead_letter(&self, run: &Run) -> bool {
+        run.state == RunState::Failed && !self.redriven.contains(&run.occurrence)
+    }
+
+    pub(super) fn tenants(&self) -> Vec<Tenant> {
+        self.tenants.values().cloned().collect()
+    }
+
+    pub(super) fn positions(&self, poller: PollerId) -> Positions {
+        self.positions.get(&poller).copied().unwrap_or_default()
+    }
+
+    pub(super) fn due(&self, read: &DueRead) -> DuePage {
+        let Some(rows) = self.due.get(&read.poller) else { return DuePage::default() };
+        let after = match read.after {
+            DueBound::Instant(instant) => last_key_at(instant),
+            DueBound::Key(key) => key,
+        };
+        let mut rows = rows.range((Bound::Excluded(after), Bound::Unbounded)).copied().peekable();
+        let mut keys = Vec::new();
+        while keys.len() < read.limit {
+            let Some(key) = rows.next_if(|key| key.position <= read.until) else { break };
+            keys.push(key);
+        }
+        DuePage { keys, next: rows.peek().map(|key| key.position) }
+    }
+
+    fn runs_after(&self, after: Option<Occurrence>) -> impl Iterator<Item = &Run> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        self.runs.range((start, Bound::Unbounded)).map(|(_, run)| run)
+    }
+}
+
+/// No run sorts between this and the incarnation's first.
+fn before_every_run(incarnation: Incarnation) -> Occurrence {
+    Occurrence { incarnation, nominal: Timestamp::from_millis(i64::MIN), revision: Default::default(), replay: 0 }
+}
+
+/// No key at `instant` sorts after this.
+fn last_key_at(instant: Timestamp) -> DueKey {
+    let occurrence = Occurrence {
+        incarnation: Incarnation(u128::MAX),
+        nominal: Timestamp::from_millis(i64::MAX),
+        revision: domain::Revision(u32::MAX),
+        replay: u16::MAX,
+    };
+    DueKey { position: instant, occurrence, attempt: u16::MAX, target: TargetKey(u32::MAX) }
+}
+
+/// What was appended to the shards, in one order.
+#[derive(Debug)]
+pub(super) struct Stream<T> {
+    last: u64,
+    entries: BTreeMap<u64, (ShardId, T)>,
+}
+
+impl<T> Default for Stream<T> {
+    fn default() -> Self {
+        Stream { last: 0, entries: BTreeMap::new() }
+    }
+}
+
+impl<T: Copy> Stream<T> {
+    fn append(&mut self, shard: ShardId, entry: T) {
+        self.last += 1;
+        self.entries.insert(self.last, (shard, entry));
+    }
+
+    /// Forgets what the caller has presented a cursor for.
+    pub(super) fn read(&mut self, shards: &[ShardId], cursor: Cursor, limit: usize) -> (Vec<(ShardId, T)>, Cursor) {
+        assert!(cursor.0 <= self.last, "a cursor comes from an earlier answer: {cursor:?}");
+        self.entries.retain(|at, (shard, _)| *at > cursor.0 || !shards.contains(shard));
+        let of_shards = self.entries.range(cursor.0 + 1..).filter(|(_, (shard, _))| shards.contains(shard));
+        let mut told = Vec::new();
+        for (at, entry) in of_shards {
+            if told.len() >= limit {
+                let before_this = Cursor(at - 1);
+                return (told, before_this);
+            }
+            told.push(*entry);
+        }
+        (told, Cursor(self.last))
+    }
+}
