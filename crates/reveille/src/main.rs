@@ -1,1 +1,71 @@
-fn main() {}
+//! The binary: configuration, wiring, and the tools around the service. The only crate that names engines.
+
+mod bench;
+mod console;
+mod receiver;
+mod wire;
+
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use runtime::Runtime;
+
+/// Wakes services up on time.
+#[derive(Parser, Debug)]
+#[command(name = "reveille", version, about)]
+struct Arguments {
+    /// Threads that run tasks [default: one per core]
+    #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Print each callback that arrives
+    Receiver {
+        /// Where callbacks go
+        #[arg(long, default_value = "127.0.0.1:9000")]
+        listen: SocketAddr,
+    },
+    /// Measure: the limits of this machine, and what Reveille makes of them
+    #[command(subcommand)]
+    Bench(bench::Command),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::builder()
+                .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
+                .from_env_lossy(),
+        )
+        .with_writer(std::io::stderr)
+        .init();
+    match start(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(arguments: Arguments) -> anyhow::Result<()> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.enable_all();
+    if let Some(threads) = arguments.threads {
+        builder.worker_threads(usize::from(threads));
+    }
+    let tokio = builder.build().context("cannot start the threads that run tasks")?;
+    tokio.block_on(async {
+        match arguments.command {
+            Command::Receiver { listen } => receiver::print(&Runtime::real(), listen).await,
+            Command::Bench(command) => bench::run(command).await,
+        }
+    })
+}

@@ -1,0 +1,195 @@
+//! The receiver's log of a trial, and what it decides: what was lost, doubled or early, and how late the rest was.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use domain::{Incarnation, RunId, Timestamp};
+use hdrhistogram::Histogram;
+
+use crate::bench::load::latencies;
+use crate::receiver::{Sink, header};
+
+/// A run id is so long; see [`RunId`].
+const ID_BYTES: usize = 52;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) at_micros: i64,
+    pub(crate) id: [u8; ID_BYTES],
+}
+
+/// What has arrived. Grows by chunks, so that no callback waits while a long log is copied.
+pub(crate) struct Arrivals {
+    count: AtomicU64,
+    /// `None` if only the count is kept.
+    log: Option<Mutex<Log>>,
+}
+
+#[derive(Default)]
+struct Log {
+    chunks: Vec<Vec<Arrival>>,
+    /// Requests without a run's id.
+    strange: u64,
+}
+
+const CHUNK: usize = 1 << 16;
+
+impl Arrivals {
+    pub(crate) fn counting() -> Self {
+        Arrivals { count: AtomicU64::new(0), log: None }
+    }
+
+    pub(crate) fn logging() -> Self {
+        Arrivals { count: AtomicU64::new(0), log: Some(Mutex::default()) }
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn verdict(&self, acknowledged: &[Incarnation]) -> Verdict {
+        let Some(log) = &self.log else { return judge(&[], 0, acknowledged) };
+        let log = lock(log);
+        judge(&log.chunks.concat(), log.strange, acknowledged)
+    }
+}
+
+fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
+    log.lock().expect("no holder of this lock panics")
+}
+
+impl Sink for Arrivals {
+    fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, _body: &[u8]) {
+        if let Some(log) = &self.log {
+            let mut log = lock(log);
+            match header(head, "webhook-id").as_bytes().try_into() {
+                Ok(id) => log.push(Arrival { at_micros, id }),
+                Err(_) => log.strange += 1,
+            }
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Log {
+    fn push(&mut self, arrival: Arrival) {
+        match self.chunks.last_mut() {
+            Some(chunk) if chunk.len() < CHUNK => chunk.push(arrival),
+            _ => {
+                let mut chunk = Vec::with_capacity(CHUNK);
+                chunk.push(arrival);
+                self.chunks.push(chunk);
+            }
+        }
+    }
+}
+
+pub(crate) struct Verdict {
+    /// Runs that arrived at least once.
+    pub(crate) arrived: u64,
+    /// Acknowledged schedules of which nothing arrived.
+    pub(crate) lost: u64,
+    /// Arrivals beyond the first of their run.
+    pub(crate) doubled: u64,
+    /// First arrivals before their nominal instant.
+    pub(crate) early: u64,
+    /// Arrivals that are of no acknowledged schedule, or without a run's id.
+    pub(crate) strange: u64,
+    /// Of the first arrivals, in microseconds; early ones count as zero.
+    pub(crate) lateness: Histogram<u64>,
+    /// The instants of the first arrivals, sorted.
+    pub(crate) first_at_micros: Vec<i64>,
+}
+
+/// `acknowledged` need not be sorted.
+pub(crate) fn judge(arrivals: &[Arrival], strange: u64, acknowledged: &[Incarnation]) -> Verdict {
+    let mut missing: BTreeSet<Incarnation> = acknowledged.iter().copied().collect();
+    let known = missing.clone();
+    let mut sorted: Vec<&Arrival> = arrivals.iter().collect();
+    sorted.sort_by_key(|arrival| (arrival.id, arrival.at_micros));
+    let mut verdict = Verdict {
+        arrived: 0,
+        lost: 0,
+        doubled: 0,
+        early: 0,
+        strange,
+        lateness: latencies(),
+        first_at_micros: Vec::new(),
+    };
+    let mut previous = None;
+    for arrival in sorted {
+        if previous == Some(arrival.id) {
+            verdict.doubled += 1;
+            continue;
+        }
+        previous = Some(arrival.id);
+        let occurrence = std::str::from_utf8(&arrival.id).ok().and_then(RunId::parse);
+        match occurrence.filter(|occurrence| known.contains(&occurrence.incarnation)) {
+            Some(occurrence) => {
+                missing.remove(&occurrence.incarnation);
+                verdict.arrived += 1;
+                verdict.count_lateness(arrival.at_micros, occurrence.nominal);
+            }
+            None => verdict.strange += 1,
+        }
+    }
+    verdict.lost = u64::try_from(missing.len()).unwrap_or(u64::MAX);
+    verdict.first_at_micros.sort_unstable();
+    verdict
+}
+
+impl Verdict {
+    fn count_lateness(&mut self, at_micros: i64, nominal: Timestamp) {
+        let late = at_micros - nominal.as_millis() * 1_000;
+        if late < 0 {
+            self.early += 1;
+        }
+        self.lateness.saturating_record(u64::try_from(late).unwrap_or(0));
+        self.first_at_micros.push(at_micros);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use domain::{Occurrence, Revision};
+
+    const NOMINAL: i64 = 1_800_000_000_000;
+
+    fn arrival(incarnation: u128, late_micros: i64) -> Arrival {
+        let occurrence = Occurrence {
+            incarnation: Incarnation(incarnation),
+            nominal: Timestamp::from_millis(NOMINAL),
+            revision: Revision(0),
+            replay: 0,
+        };
+        let id = occurrence.run_id().as_str().as_bytes().try_into().unwrap();
+        Arrival { at_micros: NOMINAL * 1_000 + late_micros, id }
+    }
+
+    #[test]
+    fn what_was_acknowledged_and_never_arrived_is_lost() {
+        let verdict = judge(&[arrival(1, 0), arrival(3, 0)], 0, &[1, 2, 3, 4].map(Incarnation));
+        assert_eq!((verdict.arrived, verdict.lost, verdict.doubled, verdict.early), (2, 2, 0, 0));
+    }
+
+    #[test]
+    fn a_second_arrival_of_a_run_is_a_double_and_does_not_count_as_late() {
+        let verdict = judge(&[arrival(1, 9_000), arrival(1, 2_000), arrival(1, 9_500)], 0, &[Incarnation(1)]);
+        assert_eq!((verdict.arrived, verdict.doubled, verdict.lateness.max()), (1, 2, 2_000));
+    }
+
+    #[test]
+    fn an_arrival_a_microsecond_before_its_instant_is_early() {
+        let verdict = judge(&[arrival(1, -1), arrival(2, 0)], 0, &[1, 2].map(Incarnation));
+        assert_eq!(verdict.early, 1);
+    }
+
+    #[test]
+    fn an_arrival_that_nobody_asked_for_is_told() {
+        let nonsense = Arrival { at_micros: 0, id: [b'!'; ID_BYTES] };
+        let verdict = judge(&[arrival(7, 0), nonsense], 1, &[Incarnation(1)]);
+        assert_eq!((verdict.arrived, verdict.strange, verdict.lost), (0, 3, 1));
+    }
+}

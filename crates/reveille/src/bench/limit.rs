@@ -1,0 +1,169 @@
+//! What this machine can do at most, with nothing of Reveille's own work in the way: the measure for every ratio.
+//!
+//! - *handler*: the HTTP stack alone. A POST of a schedule, answered 201 unread.
+//! - *durable handler*: the same stack, parsing the JSON and waiting until 1 KB of it is durable in our journal; no
+//!   index, no key, no checks.
+//! - *client*: pooled HTTP/1.1 connections posting 1 KB bodies to the counting receiver, unsigned.
+//!
+//! The processes are laid out as in the trials that are compared with these: what stands for the server is a process
+//! of its own; load generator and receiver are this one.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::client::conn::http1::SendRequest;
+use runtime::{Runtime, TaskSet};
+
+use crate::bench::arrivals::Arrivals;
+use crate::bench::load::{self, Pace, Plan};
+use crate::bench::message::{Create, Head, PAYLOAD_BYTES, Schedules};
+use crate::bench::process::{Meter, Process, free_address};
+use crate::bench::report::{Row, mebibytes, micros_each};
+use crate::receiver;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
+pub(crate) enum Part {
+    Handler,
+    Durable,
+    Client,
+}
+
+impl Part {
+    pub(crate) const ALL: [Part; 3] = [Part::Handler, Part::Durable, Part::Client];
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) connections: usize,
+    pub(crate) duration: Duration,
+}
+
+/// One measurement of one part.
+pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, folder: &Path) -> anyhow::Result<Row> {
+    match part {
+        Part::Handler => handler(runtime, "limit: handler", &[], size, folder).await,
+        Part::Durable => {
+            let journal = folder.join("limit-journal");
+            let text = journal.to_str().context("the data folder's path is not text")?;
+            let row = handler(runtime, "limit: durable handler", &["--journal", text], size, folder).await;
+            std::fs::remove_dir_all(&journal).context("cannot remove the journal of the durable handler")?;
+            row
+        }
+        Part::Client => client(runtime, size, folder).await,
+    }
+}
+
+async fn handler(runtime: &Runtime, name: &str, arguments: &[&str], size: Size, folder: &Path) -> anyhow::Result<Row> {
+    const READY_MAX: Duration = Duration::from_secs(60);
+    let log = folder.join("limit.log");
+    let arguments: Vec<&str> = ["bench", "limit-handler"].iter().chain(arguments).copied().collect();
+    let process = Process::start(runtime, &arguments, free_address()?, "/readyz", &log, READY_MAX).await?;
+    let head = Head { host: process.address, key: "none.none".to_owned(), content_type: "application/json" };
+    let schedules = Schedules {
+        target_url: "http://127.0.0.1:9/".to_owned(),
+        first_at: runtime.now() + Duration::from_secs(86_400),
+        gap_micros: 100,
+    };
+    let plan = Plan {
+        address: process.address,
+        connections: size.connections,
+        pace: Pace::Closed,
+        duration: size.duration,
+        requests_max: u64::MAX,
+    };
+    let meter = Meter::start(runtime, process.pid);
+    let outcome = load::run(runtime, plan, Arc::new(Create { head, schedules })).await?;
+    let cost = meter.stop().await;
+    process.kill().await?;
+    ensure!(outcome.accepted > 0, "the {name} answered nothing well; see {}", log.display());
+    let mut row = Row::new(name).with_latency(&outcome.latency);
+    row.per_second = Some(outcome.per_second());
+    row.count = Some(outcome.accepted);
+    row.failed = Some(outcome.failed());
+    row.server_cpu_us = Some(micros_each(cost.cpu, outcome.accepted));
+    row.bench_cpu_us = Some(micros_each(cost.own_cpu, outcome.accepted));
+    row.rss_anon_mib = Some(mebibytes(cost.memory_peak_bytes));
+    Ok(row)
+}
+
+async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<Row> {
+    let arrivals = Arc::new(Arrivals::counting());
+    let listen = SocketAddr::from(([127, 0, 0, 1], 0));
+    let receiver = receiver::Receiver::start(runtime, listen, receiver::Options::default(), arrivals.clone()).await?;
+    let log = folder.join("limit.log");
+    let connections = size.connections.to_string();
+    let target = receiver.address.to_string();
+    let arguments = ["bench", "limit-client", "--target", &target, "--connections", &connections];
+    let process = Process::start(runtime, &arguments, free_address()?, "/", &log, Duration::from_secs(10)).await?;
+    let meter = Meter::start(runtime, process.pid);
+    let (before, started) = (arrivals.count(), runtime.monotonic());
+    runtime.sleep(size.duration).await;
+    let (count, elapsed) = (arrivals.count() - before, runtime.monotonic().since(started));
+    let cost = meter.stop().await;
+    process.kill().await?;
+    ensure!(count > 0, "the bare client sent nothing; see {}", log.display());
+    let mut row = Row::new("limit: client");
+    #[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
+    let per_second = count as f64 / elapsed.as_secs_f64();
+    row.per_second = Some(per_second);
+    row.count = Some(count);
+    row.server_cpu_us = Some(micros_each(cost.cpu, count));
+    row.bench_cpu_us = Some(micros_each(cost.own_cpu, count));
+    row.rss_anon_mib = Some(mebibytes(cost.memory_peak_bytes));
+    Ok(row)
+}
+
+/// The child process of [`Part::Client`]: posts as fast as it can, on so many connections, until it is killed.
+/// It answers on `listen` once it does.
+pub(crate) async fn serve_client(
+    runtime: &Runtime,
+    target: SocketAddr,
+    connections: usize,
+    listen: SocketAddr,
+) -> anyhow::Result<()> {
+    let tasks = TaskSet::new(runtime);
+    for _ in 0..connections {
+        let sender = connect(&tasks, target).await?;
+        tasks.spawn("limit-client", async move {
+            if let Err(error) = post_for_ever(sender, target).await {
+                tracing::error!(%error, "the bare client stops");
+            }
+        });
+    }
+    let readiness = Arc::new(Arrivals::counting());
+    receiver::Receiver::start(runtime, listen, receiver::Options::default(), readiness).await?.ended().await;
+    Ok(())
+}
+
+async fn connect(tasks: &TaskSet, target: SocketAddr) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+    let stream = tokio::net::TcpStream::connect(target).await.context("the bare client cannot connect")?;
+    stream.set_nodelay(true)?;
+    let io = hyper_util::rt::TokioIo::new(stream);
+    let (sender, connection) = hyper::client::conn::http1::handshake(io).await?;
+    tasks.spawn("limit-client-connection", async move {
+        if let Err(error) = connection.await {
+            tracing::error!(%error, "a connection of the bare client broke off");
+        }
+    });
+    Ok(sender)
+}
+
+async fn post_for_ever(mut sender: SendRequest<Full<Bytes>>, target: SocketAddr) -> anyhow::Result<()> {
+    use http_body_util::BodyExt;
+    let body = Bytes::from(vec![b'x'; PAYLOAD_BYTES]);
+    loop {
+        let request = hyper::Request::post("/callback")
+            .header("host", target.to_string())
+            .header("content-type", "application/json")
+            .body(Full::new(body.clone()))?;
+        sender.ready().await?;
+        let answer = sender.send_request(request).await?;
+        ensure!(answer.status() == 200, "the receiver answered {}", answer.status());
+        answer.into_body().collect().await?;
+    }
+}

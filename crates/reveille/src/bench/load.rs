@@ -1,0 +1,261 @@
+//! The load generator: many keep-alive connections, one request at a time on each.
+//!
+//! *Open loop*: request number n is due at `start + n / rate`, whatever became of those before it, and its latency
+//! counts from that instant. A server that stalls for a second is charged for every request that was due meanwhile
+//! (Gil Tene's "coordinated omission", and wrk2's answer to it). *Closed loop*: each connection sends its next request
+//! when it has its answer, which finds the highest rate and says nothing of latency under a given one.
+//!
+//! Always true here: a request is counted once, as answered well, answered badly, broken off, or never sent.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use anyhow::Context;
+use hdrhistogram::Histogram;
+use runtime::{Monotonic, Runtime, TaskSet};
+use tokio::sync::Semaphore;
+
+use crate::wire::Connection;
+
+/// What is asked, and what counts as a good answer.
+pub(crate) trait Exchange: Send + Sync + 'static {
+    /// Appends request number `index`, head and body, to the empty `out`.
+    fn write(&self, index: u64, out: &mut Vec<u8>);
+
+    /// Whether this is the answer that was hoped for.
+    fn accept(&self, index: u64, status: u16, body: &[u8]) -> bool;
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    pub(crate) address: SocketAddr,
+    pub(crate) connections: usize,
+    pub(crate) pace: Pace,
+    /// The last request is due so long after the first.
+    pub(crate) duration: Duration,
+    /// At most so many requests.
+    pub(crate) requests_max: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Pace {
+    Closed,
+    Open { per_second: f64 },
+}
+
+pub(crate) struct Outcome {
+    pub(crate) accepted: u64,
+    /// Answers that were not hoped for, by status.
+    pub(crate) refused: BTreeMap<u16, u64>,
+    /// Exchanges that broke off; the connection was opened again.
+    pub(crate) broken: u64,
+    /// Due, but not sent before the time for late ones was over.
+    pub(crate) unsent: u64,
+    /// From the first request's instant to the last answer.
+    pub(crate) elapsed: Duration,
+    /// Of all answers, in microseconds: from the due instant (open loop) or from the sending (closed loop).
+    pub(crate) latency: Histogram<u64>,
+}
+
+impl Outcome {
+    #[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
+    pub(crate) fn per_second(&self) -> f64 {
+        self.accepted as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    pub(crate) fn failed(&self) -> u64 {
+        self.refused.values().sum::<u64>() + self.broken + self.unsent
+    }
+}
+
+/// How long an open loop waits after its last due instant for what is late.
+const LATE_MAX: Duration = Duration::from_secs(30);
+
+/// Two marks of 0.1 % precision between a microsecond and ten minutes.
+pub(crate) fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 600_000_000, 3).expect("the bounds are in order")
+}
+
+pub(crate) fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Runs the plan to its end.
+///
+/// # Errors
+/// If not even the connections can be opened.
+pub(crate) async fn run(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> anyhow::Result<Outcome> {
+    let mut connections = Vec::with_capacity(plan.connections);
+    for _ in 0..plan.connections {
+        let connection = Connection::open(plan.address).await;
+        connections.push(connection.with_context(|| format!("cannot connect to {}", plan.address))?);
+    }
+    let shared = Arc::new(Shared::new(runtime, plan, exchange));
+    let tasks = TaskSet::new(runtime);
+    if let Pace::Open { .. } = plan.pace {
+        let shared = shared.clone();
+        tasks.spawn_thread("load-pacer", async move { shared.pace() });
+    }
+    for connection in connections {
+        tasks.spawn("load-connection", shared.clone().work(connection));
+    }
+    tasks.join().await;
+    Ok(shared.outcome())
+}
+
+struct Shared {
+    runtime: Runtime,
+    plan: Plan,
+    exchange: Arc<dyn Exchange>,
+    start: Monotonic,
+    /// How many requests there are in all.
+    total: u64,
+    next: AtomicU64,
+    /// Open loop: a permit for each request that is due.
+    due: Semaphore,
+    tally: Mutex<Tally>,
+}
+
+struct Tally {
+    accepted: u64,
+    refused: BTreeMap<u16, u64>,
+    broken: u64,
+    last: Monotonic,
+    latency: Histogram<u64>,
+}
+
+impl Shared {
+    fn new(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> Self {
+        let start = runtime.monotonic();
+        let total = match plan.pace {
+            Pace::Closed => plan.requests_max,
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, far below 2^52")]
+            Pace::Open { per_second } => ((per_second * plan.duration.as_secs_f64()) as u64).min(plan.requests_max),
+        };
+        let tally = Tally { accepted: 0, refused: BTreeMap::new(), broken: 0, last: start, latency: latencies() };
+        Shared {
+            runtime: runtime.clone(),
+            plan,
+            exchange,
+            start,
+            total,
+            next: AtomicU64::new(0),
+            due: Semaphore::new(0),
+            tally: Mutex::new(tally),
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
+    fn due_at(&self, index: u64, per_second: f64) -> Monotonic {
+        self.start + Duration::from_secs_f64(index as f64 / per_second)
+    }
+
+    /// Lets requests go as they fall due, in steps finer than tokio's timer.
+    #[expect(clippy::disallowed_methods, reason = "a thread of its own, for steps finer than a timer's millisecond")]
+    fn pace(&self) {
+        const STEP: Duration = Duration::from_micros(200);
+        let Pace::Open { per_second } = self.plan.pace else { return };
+        let mut released = 0;
+        while released < self.total {
+            let elapsed = self.runtime.monotonic().since(self.start).as_secs_f64();
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive, far below 2^52")]
+            let due = ((elapsed * per_second) as u64 + 1).min(self.total);
+            self.due.add_permits(usize::try_from(due - released).unwrap_or(usize::MAX));
+            released = due;
+            std::thread::sleep(STEP);
+        }
+        // One more for each connection, which so learns that there is nothing left.
+        self.due.add_permits(self.plan.connections);
+    }
+
+    /// The number of the next request, and the instant that its latency counts from. `None`: there is none.
+    async fn take(&self) -> Option<(u64, Monotonic)> {
+        match self.plan.pace {
+            Pace::Closed => {
+                let now = self.runtime.monotonic();
+                let in_time = now.since(self.start) < self.plan.duration;
+                let index = self.next.fetch_add(1, Ordering::Relaxed);
+                (in_time && index < self.total).then_some((index, now))
+            }
+            Pace::Open { per_second } => {
+                self.due.acquire().await.ok()?.forget();
+                let late = self.runtime.monotonic().since(self.start) > self.plan.duration + LATE_MAX;
+                if late {
+                    return None;
+                }
+                let index = self.next.fetch_add(1, Ordering::Relaxed);
+                (index < self.total).then(|| (index, self.due_at(index, per_second)))
+            }
+        }
+    }
+
+    async fn work(self: Arc<Self>, mut connection: Connection) {
+        let mut request = Vec::with_capacity(4096);
+        while let Some((index, from)) = self.take().await {
+            request.clear();
+            self.exchange.write(index, &mut request);
+            match connection.exchange(&request).await {
+                Ok(status) => {
+                    let accepted = self.exchange.accept(index, status.0, connection.body());
+                    self.count(from, status.0, accepted);
+                }
+                Err(error) => {
+                    tracing::debug!(%error, index, "an exchange broke off");
+                    self.tally().broken += 1;
+                    match self.reconnect().await {
+                        Some(fresh) => connection = fresh,
+                        None => return,
+                    }
+                }
+            }
+        }
+    }
+
+    /// A new connection, or `None` once the plan's time is over.
+    async fn reconnect(&self) -> Option<Connection> {
+        const PAUSE: Duration = Duration::from_millis(20);
+        while self.runtime.monotonic().since(self.start) < self.plan.duration {
+            if let Ok(connection) = Connection::open(self.plan.address).await {
+                return Some(connection);
+            }
+            self.runtime.sleep(PAUSE).await;
+        }
+        None
+    }
+
+    fn count(&self, from: Monotonic, status: u16, accepted: bool) {
+        let now = self.runtime.monotonic();
+        let mut tally = self.tally();
+        tally.last = tally.last.max(now);
+        tally.latency.saturating_record(micros(now.since(from)));
+        if accepted {
+            tally.accepted += 1;
+        } else {
+            *tally.refused.entry(status).or_default() += 1;
+        }
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.tally.lock().expect("no holder of this lock panics")
+    }
+
+    fn outcome(&self) -> Outcome {
+        let tally = self.tally();
+        let sent = tally.accepted + tally.refused.values().sum::<u64>() + tally.broken;
+        let unsent = match self.plan.pace {
+            Pace::Closed => 0,
+            Pace::Open { .. } => self.total.saturating_sub(sent),
+        };
+        Outcome {
+            accepted: tally.accepted,
+            refused: tally.refused.clone(),
+            broken: tally.broken,
+            unsent,
+            elapsed: tally.last.since(self.start),
+            latency: tally.latency.clone(),
+        }
+    }
+}

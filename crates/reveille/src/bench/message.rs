@@ -1,0 +1,112 @@
+//! The requests that the benchmark sends: schedules of one callback with a payload of 1 KB.
+
+use std::io::Write;
+use std::net::SocketAddr;
+
+use domain::Timestamp;
+
+use crate::bench::load::Exchange;
+
+/// How long a payload is, its braces included.
+pub(crate) const PAYLOAD_BYTES: usize = 1_000;
+
+/// Schedules of one callback each, due one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Schedules {
+    /// Where the callbacks go.
+    pub(crate) target_url: String,
+    pub(crate) first_at: Timestamp,
+    /// Schedule number n is due n of these after the first, in microseconds; rounded down to a millisecond.
+    pub(crate) gap_micros: u64,
+}
+
+impl Schedules {
+    pub(crate) fn at(&self, index: u64) -> Timestamp {
+        let offset = i64::try_from(index.saturating_mul(self.gap_micros) / 1_000).unwrap_or(i64::MAX);
+        Timestamp::from_millis(self.first_at.as_millis().saturating_add(offset))
+    }
+
+    /// Appends schedule number `index` as JSON, on one line.
+    pub(crate) fn write_json(&self, index: u64, out: &mut Vec<u8>) {
+        const FILL: &[u8] = b"an ordinary text of an ordinary order, as long as it has to be. ";
+        write!(out, r#"{{"at":"{}","target":{{"http":{{"url":"{}"}}}},"payload":"#, self.at(index), self.target_url)
+            .expect("memory takes what is written");
+        let start = out.len();
+        write!(out, r#"{{"number":{index},"text":""#).expect("memory takes what is written");
+        let end = start + PAYLOAD_BYTES - 2;
+        while out.len() < end {
+            let take = FILL.len().min(end - out.len());
+            out.extend_from_slice(&FILL[..take]);
+        }
+        out.extend_from_slice(b"\"}}");
+    }
+}
+
+/// A whole HTTP/1.1 request.
+pub(crate) fn write_request(method: &str, path: &str, head: &Head, body: &[u8], out: &mut Vec<u8>) {
+    write!(
+        out,
+        "{method} {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {}\r\ncontent-type: {}\r\ncontent-length: {}\r\n\r\n",
+        head.host,
+        head.key,
+        head.content_type,
+        body.len()
+    )
+    .expect("memory takes what is written");
+    out.extend_from_slice(body);
+}
+
+/// What is the same in every request.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) host: SocketAddr,
+    /// `id.secret`.
+    pub(crate) key: String,
+    pub(crate) content_type: &'static str,
+}
+
+/// `POST /v1/schedules`, one schedule each.
+pub(crate) struct Create {
+    pub(crate) head: Head,
+    pub(crate) schedules: Schedules,
+}
+
+impl Exchange for Create {
+    fn write(&self, index: u64, out: &mut Vec<u8>) {
+        let mut body = Vec::with_capacity(PAYLOAD_BYTES + 200);
+        self.schedules.write_json(index, &mut body);
+        write_request("POST", "/v1/schedules", &self.head, &body, out);
+    }
+
+    fn accept(&self, _index: u64, status: u16, _body: &[u8]) -> bool {
+        status == 201
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn schedules() -> Schedules {
+        Schedules {
+            target_url: "http://127.0.0.1:9000/a".to_owned(),
+            first_at: Timestamp::from_millis(1_800_000_000_000),
+            gap_micros: 100,
+        }
+    }
+
+    #[test]
+    fn a_schedule_is_json_with_a_payload_of_the_promised_length() {
+        let mut out = Vec::new();
+        schedules().write_json(12_345, &mut out);
+        #[derive(serde::Deserialize)]
+        struct Shape<'a> {
+            at: &'a str,
+            #[serde(borrow)]
+            payload: &'a serde_json::value::RawValue,
+        }
+        let shape: Shape<'_> = serde_json::from_slice(&out).unwrap();
+        assert_eq!(shape.at, "2027-01-15T08:00:01.234Z");
+        assert_eq!(shape.payload.get().len(), PAYLOAD_BYTES);
+    }
+}

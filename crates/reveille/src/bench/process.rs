@@ -1,0 +1,170 @@
+//! Other processes of this binary, and what they cost.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use runtime::{Runtime, TaskSet};
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+
+use crate::wire::Connection;
+
+/// A process of this binary that answers HTTP. Dropped, it is killed.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) pid: u32,
+    pub(crate) address: SocketAddr,
+}
+
+impl Process {
+    /// Starts `reveille <arguments> --listen <address>` with its output in `log`, and waits until `path` is answered
+    /// with 200.
+    ///
+    /// # Errors
+    /// If it ends, or is not ready within `limit`; the error tells the end of its log.
+    pub(crate) async fn start(
+        runtime: &Runtime,
+        arguments: &[&str],
+        address: SocketAddr,
+        path: &str,
+        log: &Path,
+        limit: Duration,
+    ) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("cannot tell the path of this program")?;
+        let output = fs::OpenOptions::new().create(true).append(true).open(log);
+        let output = output.with_context(|| format!("cannot write {}", log.display()))?;
+        let listen = address.to_string();
+        let mut child = Command::new(program)
+            .args(arguments)
+            .args(["--listen", &listen])
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a process of this program")?;
+        let pid = child.id().context("the process ended at once")?;
+        let started = runtime.monotonic();
+        while !answers(address, path).await {
+            if let Some(status) = child.try_wait()? {
+                bail!("`reveille {}` ended with {status}; its last words:\n{}", arguments.join(" "), last_words(log));
+            }
+            let waited = runtime.monotonic().since(started);
+            ensure!(waited < limit, "`reveille {}` was not ready within {limit:?}", arguments.join(" "));
+            runtime.sleep(Duration::from_millis(2)).await;
+        }
+        Ok(Process { child, pid, address })
+    }
+
+    /// `kill -9`, and waits until the process is gone.
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
+        self.child.kill().await.context("cannot kill a process of this program")
+    }
+
+    /// Asks the process to stop, and kills it if it has not within `limit`. Whether it stopped by itself.
+    pub(crate) async fn stop(mut self, runtime: &Runtime, limit: Duration) -> anyhow::Result<bool> {
+        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
+        rustix::process::kill_process(pid.context("no such process")?, rustix::process::Signal::TERM)?;
+        match runtime.timeout(limit, self.child.wait()).await {
+            Some(status) => Ok(status?.success()),
+            None => self.kill().await.map(|()| false),
+        }
+    }
+}
+
+/// An address of this machine that nothing listens on yet.
+pub(crate) fn free_address() -> anyhow::Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("this machine has no port left")?;
+    Ok(listener.local_addr()?)
+}
+
+async fn answers(address: SocketAddr, path: &str) -> bool {
+    let request = format!("GET {path} HTTP/1.1\r\nhost: {address}\r\n\r\n");
+    let Ok(mut connection) = Connection::open(address).await else { return false };
+    connection.exchange(request.as_bytes()).await.is_ok_and(|status| status.0 == 200)
+}
+
+fn last_words(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().rev().take(12).collect();
+    lines.into_iter().rev().collect::<Vec<_>>().join("\n")
+}
+
+/// User and system time of a process since its start; zero if it is gone.
+pub(crate) fn cpu(pid: u32) -> Duration {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The second field, the name, may hold blanks; it ends with the last parenthesis (proc_pid_stat(5)).
+    let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+    let ticks: u64 = after_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+    let per_second = rustix::param::clock_ticks_per_second().max(1);
+    Duration::from_micros(ticks.saturating_mul(1_000_000) / per_second)
+}
+
+/// Anonymous resident memory in bytes; zero if the process is gone.
+pub(crate) fn rss_anon(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kibibytes = line.and_then(|line| line.split_whitespace().next()).and_then(|number| number.parse::<u64>().ok());
+    kibibytes.unwrap_or(0) * 1024
+}
+
+/// The bytes that a folder takes up, all below it included.
+pub(crate) fn disk_bytes(folder: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    let size = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => disk_bytes(&entry.path()),
+        Ok(metadata) => metadata.blocks() * 512,
+        Err(_) => 0,
+    };
+    entries.flatten().map(size).sum()
+}
+
+/// Watches what a process and this one cost.
+pub(crate) struct Meter {
+    pid: u32,
+    cpu_before: Duration,
+    own_cpu_before: Duration,
+    memory_peak: Arc<AtomicU64>,
+    tasks: TaskSet,
+    stop: watch::Sender<()>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cost {
+    pub(crate) cpu: Duration,
+    pub(crate) own_cpu: Duration,
+    pub(crate) memory_peak_bytes: u64,
+}
+
+impl Meter {
+    pub(crate) fn start(runtime: &Runtime, pid: u32) -> Self {
+        const PERIOD: Duration = Duration::from_millis(200);
+        let memory_peak = Arc::new(AtomicU64::new(rss_anon(pid)));
+        let tasks = TaskSet::new(runtime);
+        let (stop, mut stopped) = watch::channel(());
+        let (peak, clock) = (memory_peak.clone(), runtime.clone());
+        tasks.spawn("bench-meter", async move {
+            while clock.timeout(PERIOD, stopped.changed()).await.is_none() {
+                peak.fetch_max(rss_anon(pid), Ordering::Relaxed);
+            }
+        });
+        Meter { pid, cpu_before: cpu(pid), own_cpu_before: cpu(std::process::id()), memory_peak, tasks, stop }
+    }
+
+    pub(crate) async fn stop(self) -> Cost {
+        drop(self.stop);
+        self.tasks.join().await;
+        Cost {
+            cpu: cpu(self.pid).saturating_sub(self.cpu_before),
+            own_cpu: cpu(std::process::id()).saturating_sub(self.own_cpu_before),
+            memory_peak_bytes: self.memory_peak.load(Ordering::Relaxed).max(rss_anon(self.pid)),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! A small HTTP server that callbacks can go to: it takes every request, tells a [`Sink`] of it and answers 200.
+//!
+//! It is the other end of the benchmark and of `demo`, and `reveille receiver` for whoever wants to see callbacks
+//! arrive. It does not verify signatures; a receiver of one's own should.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use domain::{RunId, Timestamp};
+use runtime::{Runtime, TaskSet};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::console;
+use crate::wire::Input;
+
+/// Connections at once; one more is closed as it comes.
+const CONNECTIONS_MAX: usize = 16_384;
+
+/// Hears of callbacks, on the connection's task.
+pub(crate) trait Sink: Send + Sync + 'static {
+    /// A whole request has been read, `at_micros` by this machine's wall clock (microseconds since 1970).
+    fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]);
+}
+
+/// A header's value, or nothing if there is none or it is not text.
+pub(crate) fn header<'a>(head: &httparse::Request<'_, 'a>, name: &str) -> &'a str {
+    let found = head.headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
+    found.and_then(|header| std::str::from_utf8(header.value).ok()).unwrap_or("")
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Options {
+    /// How long each answer is held back. Default: not at all.
+    pub(crate) answer_after: Duration,
+}
+
+/// A receiver that runs. Dropped, it stops.
+pub(crate) struct Receiver {
+    pub(crate) address: SocketAddr,
+    tasks: TaskSet,
+    stop: watch::Sender<()>,
+}
+
+impl Receiver {
+    /// # Errors
+    /// If the address cannot be listened on.
+    pub(crate) async fn start(
+        runtime: &Runtime,
+        listen: SocketAddr,
+        options: Options,
+        sink: Arc<dyn Sink>,
+    ) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind(listen).await;
+        let listener = listener.with_context(|| format!("the receiver cannot listen on {listen}"))?;
+        let address = listener.local_addr()?;
+        let (stop, stopped) = watch::channel(());
+        let tasks = TaskSet::new(runtime);
+        let accept = Accept { runtime: runtime.clone(), options, sink, stopped, open: Arc::default() };
+        tasks.spawn("receiver", accept.run(listener));
+        Ok(Receiver { address, tasks, stop })
+    }
+
+    /// Waits until it ends, which it does only if it fails.
+    pub(crate) async fn ended(self) {
+        let _stop = self.stop;
+        self.tasks.join().await;
+    }
+}
+
+struct Accept {
+    runtime: Runtime,
+    options: Options,
+    sink: Arc<dyn Sink>,
+    stopped: watch::Receiver<()>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Accept {
+    async fn run(self, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) if self.open.load(Ordering::Relaxed) < CONNECTIONS_MAX => {
+                    let connection = Served {
+                        runtime: self.runtime.clone(),
+                        options: self.options,
+                        sink: self.sink.clone(),
+                        stopped: self.stopped.clone(),
+                        _counted: Counted::new(&self.open),
+                    };
+                    drop(self.runtime.spawn("receiver-connection", connection.run(stream)));
+                }
+                Ok(_) => tracing::warn!(CONNECTIONS_MAX, "the receiver closes a connection above its limit"),
+                Err(error) => {
+                    tracing::warn!(%error, "the receiver cannot accept a connection");
+                    self.runtime.sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+/// One of the open connections, for as long as it lives.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(open: &Arc<AtomicUsize>) -> Self {
+        open.fetch_add(1, Ordering::Relaxed);
+        Counted(open.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+struct Served {
+    runtime: Runtime,
+    options: Options,
+    sink: Arc<dyn Sink>,
+    /// Its sender lives as long as the receiver.
+    stopped: watch::Receiver<()>,
+    _counted: Counted,
+}
+
+impl Served {
+    async fn run(mut self, stream: TcpStream) {
+        let mut stopped = self.stopped.clone();
+        let exchanges = std::pin::pin!(self.exchanges(stream));
+        let stop = std::pin::pin!(stopped.changed());
+        if let futures_util::future::Either::Left((Err(error), _)) = futures_util::future::select(exchanges, stop).await
+        {
+            tracing::debug!(%error, "a connection to the receiver broke off");
+        }
+    }
+
+    async fn exchanges(&mut self, mut stream: TcpStream) -> io::Result<()> {
+        const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+        stream.set_nodelay(true)?;
+        let mut input = Input::default();
+        let sink = self.sink.clone();
+        while input.read_request(&mut stream, |head, body| sink.arrived(wall_micros(), head, body)).await?.is_some() {
+            if !self.options.answer_after.is_zero() {
+                self.runtime.sleep(self.options.answer_after).await;
+            }
+            stream.write_all(ANSWER).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The wall clock in microseconds since 1970: finer than `runtime`'s, for measuring lateness only.
+pub(crate) fn wall_micros() -> i64 {
+    let time = clock_gettime(ClockId::Realtime);
+    time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
+}
+
+/// `reveille receiver`: prints a line for each callback, until it is stopped.
+pub(crate) async fn print(runtime: &Runtime, listen: SocketAddr) -> anyhow::Result<()> {
+    let receiver = Receiver::start(runtime, listen, Options::default(), Arc::new(Printer)).await?;
+    console::line(&format!("waiting for callbacks on http://{}", receiver.address))?;
+    receiver.ended().await;
+    Ok(())
+}
+
+/// Prints callbacks, with their lateness by this machine's clock.
+pub(crate) struct Printer;
+
+/// So much of a body is printed.
+const SHOWN_BYTES: usize = 200;
+
+impl Sink for Printer {
+    fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]) {
+        let (schedule, attempt) = (header(head, "reveille-schedule-id"), header(head, "reveille-attempt"));
+        let occurrence = RunId::parse(header(head, "webhook-id"));
+        let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
+        let cut = if body.len() > SHOWN_BYTES { "…" } else { "" };
+        let at = Timestamp::from_millis(at_micros.div_euclid(1_000));
+        let text = match occurrence {
+            Some(occurrence) => {
+                let late = late_millis(at_micros, occurrence.nominal);
+                format!("{at}  {schedule}  attempt {attempt}  {late:.1} ms late  {shown}{cut}")
+            }
+            None => {
+                let (method, path) = (head.method.unwrap_or(""), head.path.unwrap_or(""));
+                format!("{at}  {method} {path}, which is no callback of Reveille  {shown}{cut}")
+            }
+        };
+        // What arrives is a stranger's text: control characters in it must not move the terminal's cursor.
+        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        if let Err(error) = console::line(&text) {
+            tracing::warn!(%error, "a callback could not be printed");
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a lateness stays far below 2^52 microseconds")]
+fn late_millis(at_micros: i64, nominal: Timestamp) -> f64 {
+    at_micros.saturating_sub(nominal.as_millis().saturating_mul(1_000)) as f64 / 1_000.0
+}
