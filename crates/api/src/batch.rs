@@ -1,0 +1,18 @@
+//! `POST /v1/schedules:batch`: one request per line in, one result per line out, in order.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Problem, ScheduleSummary};
+
+/// The result of one line.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct BatchLine<'a> {
+    /// The number of the request's line, from 1; empty lines count, but have no result.
+    pub line: u64,
+    /// The status that the line would have had alone: 201, or a problem's.
+    pub status: u16,
+    #[serde(borrow, default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleSummary<'a>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
