@@ -1,1 +1,208 @@
-//! To come.
+//! The HTTP side of [`scheduler::Deliver`]: one callback goes out, signed, and what the target said comes back.
+//!
+//! It does not decide whether, when or how often a callback is made; it makes exactly the one attempt that it was
+//! asked for. Nothing is ever sent twice in one attempt: a request is given to another connection only when its first
+//! one was closed before a byte of it was handed over.
+//!
+//! Always true here: the body's bytes are those of the schedule's payload; a redirect is an answer like any other;
+//! every attempt ends within its target's timeout; what is kept per target, per tenant and per connection is bounded;
+//! no proxy and no environment variable is asked.
+
+mod answer;
+mod cache;
+mod connect;
+mod failure;
+mod headers;
+mod http1;
+mod http2;
+mod pool;
+mod sign;
+mod target;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{AttemptResult, Target};
+use futures_util::future::BoxFuture;
+use http::{Request, header};
+use http_body_util::Full;
+use runtime::{Runtime, TaskSet};
+use rustls::pki_types::CertificateDer;
+use scheduler::{Deliver, Delivered, Delivery};
+
+use crate::answer::Answer;
+use crate::failure::Failure;
+use crate::headers::Stamper;
+use crate::pool::{Channel, Pool};
+use crate::target::{Prepared, Targets};
+
+pub use connect::RootError;
+pub use headers::trace_id;
+pub use sign::{SIGNATURE_LEN, Signer, sign};
+pub use target::is_reserved;
+
+/// The limits of callbacks. Each has a default that suits most.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How much of an answer's body is read, so that its connection can serve again; beyond it the connection is
+    /// closed, and the status still counts. Default 64 KiB. Too small costs a connection for each chatty answer, too
+    /// large costs time and traffic.
+    pub answer_bytes_max: usize,
+    /// A connection is closed after this long without a callback. Default 30 s. Too short costs a handshake for each
+    /// callback of a slow rhythm; too long runs into targets that close first, which fails an attempt now and then.
+    pub idle_timeout: Duration,
+    /// Connections kept open between callbacks, over all targets. Default 4,096; each takes a file descriptor.
+    pub idle_connections_max: usize,
+    /// Callbacks in flight to one scheme, host and port; further ones wait, their timeout running. Over HTTP/1.1 it is
+    /// the number of connections. Default 1,024: the scheduler's own limit is meant to be the lower one.
+    pub in_flight_per_authority_max: usize,
+    /// For one address of the target to take the connection. Default 5 s; the attempt's own timeout holds, too.
+    pub connect_timeout: Duration,
+    /// Certificate authorities to trust beside those of the Mozilla list.
+    pub extra_roots: Vec<CertificateDer<'static>>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            answer_bytes_max: 64 * 1024,
+            idle_timeout: Duration::from_secs(30),
+            idle_connections_max: 4_096,
+            in_flight_per_authority_max: 1_024,
+            connect_timeout: Duration::from_secs(5),
+            extra_roots: Vec::new(),
+        }
+    }
+}
+
+/// Makes attempts over HTTP/1.1 and, where a TLS target speaks it, HTTP/2.
+pub struct HttpDeliver {
+    client: Arc<Client>,
+    /// The sweep of idle connections; it ends with this value.
+    _tasks: TaskSet,
+}
+
+/// What the pool did, for metrics.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Connections {
+    /// Since the start.
+    pub opened: u64,
+    /// Open now, with no callback on it.
+    pub idle: usize,
+}
+
+impl HttpDeliver {
+    /// # Errors
+    /// If one of [`Options::extra_roots`] is not a certificate.
+    pub fn new(runtime: &Runtime, options: Options) -> Result<Self, RootError> {
+        let pool = Pool::new(runtime, &options)?;
+        let client = Arc::new(Client {
+            runtime: runtime.clone(),
+            stamper: Stamper::new(runtime.random()),
+            targets: Targets::new(),
+            answer_bytes_max: options.answer_bytes_max,
+            pool,
+        });
+        let tasks = TaskSet::new(runtime);
+        let swept = Arc::downgrade(&client);
+        let clock = runtime.clone();
+        let period = pool::sweep_period(options.idle_timeout);
+        tasks.spawn("callback-idle", async move {
+            loop {
+                clock.sleep(period).await;
+                let Some(client) = swept.upgrade() else { return };
+                client.pool.sweep();
+            }
+        });
+        Ok(HttpDeliver { client, _tasks: tasks })
+    }
+
+    #[must_use]
+    pub fn connections(&self) -> Connections {
+        self.client.pool.connections()
+    }
+}
+
+impl Deliver for HttpDeliver {
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Delivered> {
+        let client = self.client.clone();
+        Box::pin(async move { client.attempt(delivery).await })
+    }
+}
+
+type Body = Full<bytes::Bytes>;
+
+struct Client {
+    runtime: Runtime,
+    stamper: Stamper,
+    targets: Targets,
+    answer_bytes_max: usize,
+    pool: Pool,
+}
+
+impl Client {
+    async fn attempt(&self, delivery: Delivery) -> Delivered {
+        let Target::Http(target) = &delivery.schedule.spec.target;
+        let prepared = match self.targets.prepare(target, &self.pool) {
+            Ok(prepared) => prepared,
+            Err(problem) => return failed(AttemptResult::Unreachable(problem.to_string())),
+        };
+        let request = self.request(&delivery, &prepared);
+        match self.runtime.timeout(target.timeout, self.exchange(&prepared, request)).await {
+            Some(Ok(answer)) => self.delivered(&answer),
+            Some(Err(Failure::Broken(reason))) => failed(AttemptResult::Unreachable(reason)),
+            Some(Err(Failure::TimedOut)) | None => failed(AttemptResult::TimedOut),
+        }
+    }
+
+    fn request(&self, delivery: &Delivery, prepared: &Prepared) -> Request<Body> {
+        let payload = delivery.schedule.spec.payload.clone();
+        let headers = self.stamper.headers(delivery, prepared);
+        let mut request = Request::new(Full::new(payload));
+        *request.method_mut() = prepared.method.clone();
+        *request.headers_mut() = headers;
+        request
+    }
+
+    /// Sends `request` on a pooled connection, or on a new one, and reads the answer.
+    async fn exchange(&self, prepared: &Prepared, mut request: Request<Body>) -> Result<Answer, Failure> {
+        let authority = &prepared.authority;
+        let _slot = authority.slots.acquire().await.expect("the semaphore is never closed");
+        loop {
+            let (channel, reused) = self.pool.channel(authority).await?;
+            let outcome = match channel {
+                Channel::Http1(mut connection) => {
+                    *request.uri_mut() = prepared.path.clone();
+                    request.headers_mut().insert(header::HOST, prepared.host.clone());
+                    let outcome = connection.exchange(request, self.answer_bytes_max).await;
+                    if outcome.is_ok() {
+                        self.pool.give_back(authority, connection).await;
+                    }
+                    outcome
+                }
+                Channel::Http2(mut sender) => {
+                    *request.uri_mut() = prepared.uri.clone();
+                    request.headers_mut().remove(header::HOST);
+                    http2::exchange(&mut sender, request, self.answer_bytes_max).await
+                }
+            };
+            match outcome {
+                Ok(answer) => return Ok(answer),
+                Err(refused) => match refused.unsent {
+                    Some(unsent) if reused => request = *unsent,
+                    _ => return Err(failure::describe(&refused.error)),
+                },
+            }
+        }
+    }
+
+    fn delivered(&self, answer: &Answer) -> Delivered {
+        let result = AttemptResult::Answered(answer.status.as_u16());
+        let retry_after = if result.is_success() { None } else { answer.retry_after(|| self.runtime.now()) };
+        Delivered { result, retry_after }
+    }
+}
+
+fn failed(result: AttemptResult) -> Delivered {
+    Delivered { result, retry_after: None }
+}

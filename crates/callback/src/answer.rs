@@ -1,0 +1,43 @@
+//! What a target said, as far as it matters.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use domain::Timestamp;
+use http::{HeaderMap, HeaderValue, StatusCode, header};
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    /// As it came; most answers have none, and of those that have one, only failures are read.
+    retry_after: Option<HeaderValue>,
+}
+
+impl Answer {
+    pub(crate) fn new(status: StatusCode, headers: &mut HeaderMap) -> Self {
+        let retry_after = if status.is_success() { None } else { headers.remove(header::RETRY_AFTER) };
+        Answer { status, retry_after }
+    }
+
+    /// The wait that the target asked for, be it in seconds or until a date (RFC 9110, 10.2.3). A date that has passed
+    /// is no wait; a text that is neither is no wish.
+    pub(crate) fn retry_after(&self, now: impl FnOnce() -> Timestamp) -> Option<Duration> {
+        let text = self.retry_after.as_ref()?.to_str().ok()?.trim();
+        if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Some(Duration::from_secs(text.parse().unwrap_or(u64::MAX)));
+        }
+        let until = httpdate::parse_http_date(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let until = Timestamp::from_millis(i64::try_from(until.as_millis()).ok()?);
+        Some(until.since(now()))
+    }
+}
+
+/// How long the target will keep this connection open for the next request, if it says so (`Keep-Alive: timeout=5`).
+pub(crate) fn keep_alive(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get("keep-alive")?.to_str().ok()?;
+    let (_, seconds) =
+        text.split(',').filter_map(|part| part.trim().split_once('=')).find(|(name, _)| *name == "timeout")?;
+    Some(Duration::from_secs(seconds.trim().parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests;

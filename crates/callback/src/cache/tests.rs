@@ -1,0 +1,45 @@
+use std::convert::Infallible;
+
+use super::*;
+
+fn get(cache: &Cache<u32>, key: u32) -> (u32, bool) {
+    let mut made = false;
+    let value = cache.get(
+        key,
+        |value| *value == key,
+        || {
+            made = true;
+            Ok::<_, Infallible>(key)
+        },
+    );
+    (*value.unwrap(), made)
+}
+
+#[test]
+fn a_value_is_made_once_while_it_is_in_use() {
+    let cache = Cache::new(4);
+    assert_eq!(get(&cache, 0), (0, true));
+    for other in 1..100 {
+        assert_eq!(get(&cache, other), (other, true));
+        assert_eq!(get(&cache, 0), (0, false));
+    }
+}
+
+#[test]
+fn no_more_than_two_generations_are_kept() {
+    let cache = Cache::new(4);
+    for key in 0..1000 {
+        get(&cache, key);
+    }
+    let generations = cache.generations.lock().unwrap();
+    assert!(generations.young.len() + generations.old.len() <= 8);
+}
+
+#[test]
+fn a_value_that_no_longer_fits_is_made_again() {
+    let cache = Cache::new(4);
+    let get = |want: u32| *cache.get("key", |value| *value == want, || Ok::<_, Infallible>(want)).unwrap();
+    assert_eq!(get(1), 1);
+    assert_eq!(get(2), 2);
+    assert_eq!(get(2), 2);
+}

@@ -1,0 +1,184 @@
+//! The headers that tell a receiver which run this is, and that it came from us.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::{Bytes, BytesMut};
+use domain::{RunId, Timestamp};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use scheduler::Delivery;
+use sha2::{Digest, Sha256};
+use store::Tenant;
+
+use crate::cache::Cache;
+use crate::sign::Signer;
+use crate::target::Prepared;
+
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const SCHEDULE_ID: HeaderName = HeaderName::from_static("reveille-schedule-id");
+const RUN_ID: HeaderName = HeaderName::from_static("reveille-run-id");
+const ATTEMPT: HeaderName = HeaderName::from_static("reveille-attempt");
+const SCHEDULED_AT: HeaderName = HeaderName::from_static("reveille-scheduled-at");
+const LATENESS_MS: HeaderName = HeaderName::from_static("reveille-lateness-ms");
+const TERM: HeaderName = HeaderName::from_static("reveille-term");
+
+/// How many headers [`Stamper::headers`] adds, with room for `host`.
+const OWN_HEADERS: usize = 11;
+
+/// Tenants whose signers stay while they are in use; at most twice as many are kept.
+const SIGNERS_KEPT: usize = 1_024;
+
+pub(crate) struct Stamper {
+    signers: Cache<(Vec<u8>, Signer)>,
+    /// Span ids are the values of a mixing function over a counter that starts at a random place: they need to be
+    /// different, not secret.
+    span: AtomicU64,
+}
+
+impl Stamper {
+    pub(crate) fn new(random: u64) -> Self {
+        Stamper { signers: Cache::new(SIGNERS_KEPT), span: AtomicU64::new(random) }
+    }
+
+    /// All headers of this attempt but `host`.
+    pub(crate) fn headers(&self, delivery: &Delivery, prepared: &Prepared) -> HeaderMap {
+        let mut headers = HeaderMap::with_capacity(prepared.headers.len() + OWN_HEADERS);
+        let payload = &delivery.schedule.spec.payload;
+        for (name, value) in &prepared.headers {
+            // A body of no bytes is not JSON, and receivers that parse what this header announces refuse it.
+            if !(payload.is_empty() && *name == http::header::CONTENT_TYPE) {
+                headers.append(name, value.clone());
+            }
+        }
+        self.stamp(delivery, &mut headers);
+        headers
+    }
+
+    fn stamp(&self, delivery: &Delivery, headers: &mut HeaderMap) {
+        let Delivery { tenant, schedule, occurrence, attempt, term, started_at } = delivery;
+        let run_id = occurrence.run_id();
+        let timestamp_s = started_at.as_millis().div_euclid(1000);
+        let signature = self.signer(tenant).1.sign(run_id.as_str(), timestamp_s, &schedule.spec.payload);
+        let lateness_ms = started_at.as_millis().saturating_sub(occurrence.nominal.as_millis()).max(0);
+
+        let mut values = Values(BytesMut::with_capacity(512));
+        let id = values.text(run_id.as_str());
+        headers.insert(RUN_ID, id.clone());
+        headers.insert(WEBHOOK_ID, id);
+        headers.insert(WEBHOOK_TIMESTAMP, values.number(timestamp_s));
+        headers.insert(WEBHOOK_SIGNATURE, values.bytes(&signature));
+        headers.insert(SCHEDULE_ID, values.text(schedule.id.as_str()));
+        headers.insert(ATTEMPT, values.number(*attempt));
+        headers.insert(SCHEDULED_AT, values.bytes(&rfc3339(occurrence.nominal)));
+        headers.insert(LATENESS_MS, values.number(lateness_ms));
+        headers.insert(TERM, values.number(term.0));
+        headers.insert(TRACEPARENT, values.bytes(&traceparent(trace_id(&run_id), self.span_id())));
+    }
+
+    fn signer(&self, tenant: &Tenant) -> std::sync::Arc<(Vec<u8>, Signer)> {
+        let secret = &tenant.signing_secret.0;
+        let make = || Ok::<_, Infallible>((secret.clone(), Signer::new(secret)));
+        match self.signers.get(tenant.id, |(of, _)| of == secret, make) {
+            Ok(signer) => signer,
+        }
+    }
+
+    fn span_id(&self) -> u64 {
+        // SplitMix64 (Steele, Lea, Flood 2014): different for 2^64 values of the counter.
+        let mut mixed = self.span.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^= mixed >> 31;
+        mixed.max(1)
+    }
+}
+
+/// A run's trace id in W3C Trace Context: the same on every attempt, wherever that is made.
+#[must_use]
+pub fn trace_id(run: &RunId) -> u128 {
+    let digest = Sha256::digest(run.as_str().as_bytes());
+    let (first, _) = digest.split_at(16);
+    let id = first.iter().fold(0, |id: u128, byte| id << 8 | u128::from(*byte));
+    id.max(1)
+}
+
+/// Header values side by side in one allocation.
+struct Values(BytesMut);
+
+impl Values {
+    fn text(&mut self, text: &str) -> HeaderValue {
+        self.bytes(text.as_bytes())
+    }
+
+    fn number(&mut self, number: impl itoa::Integer) -> HeaderValue {
+        self.text(itoa::Buffer::new().format(number))
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> HeaderValue {
+        self.0.extend_from_slice(bytes);
+        let value: Bytes = self.0.split().freeze();
+        HeaderValue::from_maybe_shared(value).expect("ids, numbers and instants are visible ASCII")
+    }
+}
+
+const HEX: &[u8; 16] = b"0123456789abcdef";
+
+/// `00-<trace id>-<span id>-01`: sampled, so that a receiver that follows its caller's choice records the callback.
+fn traceparent(trace: u128, span: u64) -> [u8; 55] {
+    let mut text = *b"00-00000000000000000000000000000000-0000000000000000-01";
+    hex(&mut text[3..35], &trace.to_be_bytes());
+    hex(&mut text[36..52], &span.to_be_bytes());
+    text
+}
+
+fn hex(into: &mut [u8], bytes: &[u8]) {
+    for (pair, byte) in into.chunks_exact_mut(2).zip(bytes) {
+        pair[0] = HEX[usize::from(byte >> 4)];
+        pair[1] = HEX[usize::from(byte & 15)];
+    }
+}
+
+/// `2026-11-21T10:00:00.000Z`, as [`Timestamp`]'s `Display` writes it, without the cost of that. Instants are taken
+/// into the range of that form: years 1970 to 9999.
+fn rfc3339(instant: Timestamp) -> [u8; 24] {
+    let millis = instant.clamp(Timestamp::MIN, Timestamp::MAX).as_millis();
+    let (year, month, day) = civil(millis / 86_400_000);
+    let in_day = millis % 86_400_000;
+    let mut text = *b"0000-00-00T00:00:00.000Z";
+    digits(&mut text[..4], year);
+    digits(&mut text[5..7], month);
+    digits(&mut text[8..10], day);
+    digits(&mut text[11..13], in_day / 3_600_000);
+    digits(&mut text[14..16], in_day / 60_000 % 60);
+    digits(&mut text[17..19], in_day / 1000 % 60);
+    digits(&mut text[20..23], in_day % 1000);
+    text
+}
+
+fn digits(into: &mut [u8], mut number: i64) {
+    for digit in into.iter_mut().rev() {
+        *digit = b'0' + u8::try_from(number % 10).unwrap_or(0);
+        number /= 10;
+    }
+}
+
+/// Year, month and day of a day counted from 1970-01-01, not before it (Howard Hinnant, "chrono-Compatible Low-Level
+/// Date Algorithms", `civil_from_days`).
+fn civil(days: i64) -> (i64, i64, i64) {
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
+    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
+    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    (year, month, day)
+}
+
+#[cfg(test)]
+mod tests;

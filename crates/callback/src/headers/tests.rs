@@ -1,0 +1,41 @@
+use domain::{Incarnation, Occurrence, Revision};
+use proptest::prelude::*;
+
+use super::*;
+
+proptest! {
+    #[test]
+    fn an_instant_is_written_as_its_display_writes_it(millis in 0..=Timestamp::MAX.as_millis()) {
+        let instant = Timestamp::from_millis(millis);
+        let written = rfc3339(instant);
+        prop_assert_eq!(std::str::from_utf8(&written).unwrap(), instant.to_string());
+    }
+}
+
+#[test]
+fn leap_days_and_the_ends_of_time_are_written_right() {
+    for millis in [0, 951_782_399_999, 951_782_400_000, 951_868_800_000, 4_107_542_400_000, Timestamp::MAX.as_millis()]
+    {
+        let instant = Timestamp::from_millis(millis);
+        assert_eq!(std::str::from_utf8(&rfc3339(instant)).unwrap(), instant.to_string());
+    }
+}
+
+#[test]
+fn a_trace_is_of_the_run_and_a_span_of_the_attempt() {
+    let run = |replay| {
+        Occurrence {
+            incarnation: Incarnation(7),
+            nominal: Timestamp::from_millis(1_795_255_200_000),
+            revision: Revision(0),
+            replay,
+        }
+        .run_id()
+    };
+    assert_eq!(trace_id(&run(0)), trace_id(&run(0)));
+    assert_ne!(trace_id(&run(0)), trace_id(&run(1)));
+    let stamper = Stamper::new(3);
+    assert_ne!(stamper.span_id(), stamper.span_id());
+    let text = traceparent(0x0123_4567_89ab_cdef_0011_2233_4455_6677, 0xfedc_ba98_7654_3210);
+    assert_eq!(&text, b"00-0123456789abcdef0011223344556677-fedcba9876543210-01");
+}

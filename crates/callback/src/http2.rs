@@ -1,0 +1,99 @@
+//! HTTP/2: one connection for all callbacks to a target, in a task of its own.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use bytes::Buf as _;
+use http::Request;
+use http_body::Body as _;
+use hyper::client::conn::http2::{Builder, SendRequest};
+use runtime::{Runtime, TaskHandle};
+
+use crate::Body;
+use crate::answer::Answer;
+use crate::connect::Stream;
+use crate::failure::{Failure, Refused, describe};
+
+const ANSWER_HEAD_BYTES_MAX: u32 = 64 * 1024;
+
+/// A connection; the task that drives it ends with it.
+pub(crate) struct Http2 {
+    sender: SendRequest<Body>,
+    task: TaskHandle,
+    /// One clone is with each exchange under way.
+    in_use: Arc<()>,
+}
+
+/// What an exchange needs of the connection.
+pub(crate) struct Sender {
+    sender: SendRequest<Body>,
+    _in_use: Arc<()>,
+}
+
+impl Http2 {
+    pub(crate) async fn start(runtime: &Runtime, stream: Stream) -> Result<Http2, Failure> {
+        let mut builder = Builder::new(Executor(runtime.clone()));
+        builder.max_header_list_size(ANSWER_HEAD_BYTES_MAX);
+        let handshake = builder.handshake(stream).await;
+        let (sender, connection) = handshake.map_err(|error| describe(&error))?;
+        let task = runtime.spawn("callback-http2", async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "an HTTP/2 connection to a target ended");
+            }
+        });
+        Ok(Http2 { sender, task, in_use: Arc::new(()) })
+    }
+
+    pub(crate) fn sender(&self) -> Option<Sender> {
+        let _in_use = self.in_use.clone();
+        (!self.sender.is_closed()).then(|| Sender { sender: self.sender.clone(), _in_use })
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.in_use) == 1
+    }
+}
+
+impl Drop for Http2 {
+    fn drop(&mut self) {
+        // An exchange under way keeps a connection that was replaced; nothing keeps an idle one.
+        if self.is_idle() {
+            (self.task.abort)();
+        }
+    }
+}
+
+/// As [`crate::http1::Http1::exchange`]: a body that is longer than `body_bytes_max` has its stream reset.
+pub(crate) async fn exchange(
+    sender: &mut Sender,
+    request: Request<Body>,
+    body_bytes_max: usize,
+) -> Result<Answer, Refused> {
+    let (mut head, mut body) = sender.sender.try_send_request(request).await?.into_parts();
+    let answer = Answer::new(head.status, &mut head.headers);
+    let mut left = body_bytes_max;
+    while !body.is_end_stream() {
+        let frame = std::future::poll_fn(|context| Pin::new(&mut body).poll_frame(context));
+        let Some(frame) = frame.await.transpose()? else { break };
+        let bytes = frame.data_ref().map_or(0, |data| data.remaining());
+        match left.checked_sub(bytes) {
+            Some(rest) => left = rest,
+            None => break,
+        }
+    }
+    Ok(answer)
+}
+
+/// hyper's own helper tasks; they end with their connection.
+#[derive(Clone)]
+struct Executor(Runtime);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executor {
+    fn execute(&self, future: F) {
+        drop(self.0.spawn("callback-http2-stream", future));
+    }
+}

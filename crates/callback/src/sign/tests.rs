@@ -1,0 +1,39 @@
+use http::HeaderMap;
+use proptest::prelude::*;
+
+use super::*;
+
+/// The example of the specification's own test suites.
+#[test]
+fn the_published_example_is_signed_as_published() {
+    let secret = STANDARD.decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+    let signature = sign(&secret, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
+    assert_eq!(signature, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+}
+
+/// The other implementation refuses what is more than five minutes from the present, and asks the clock itself.
+#[expect(clippy::disallowed_methods, reason = "the library under comparison reads this clock")]
+fn present_s() -> i64 {
+    let since_epoch = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    i64::try_from(since_epoch.as_secs()).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn an_independent_implementation_accepts_every_signature(
+        secret in proptest::collection::vec(any::<u8>(), 24..=64),
+        id in "[0-9a-z]{52}",
+        age_s in -200..200_i64,
+        body in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
+        let timestamp_s = present_s() - age_s;
+        let mut headers = HeaderMap::new();
+        headers.insert("webhook-id", id.parse().unwrap());
+        headers.insert("webhook-timestamp", timestamp_s.to_string().parse().unwrap());
+        headers.insert("webhook-signature", sign(&secret, &id, timestamp_s, &body).parse().unwrap());
+        let webhook = standardwebhooks::Webhook::from_bytes(secret).unwrap();
+        prop_assert!(webhook.verify(&body, &headers).is_ok());
+        headers.insert("webhook-id", format!("{id}0").parse().unwrap());
+        prop_assert!(webhook.verify(&body, &headers).is_err());
+    }
+}

@@ -1,0 +1,146 @@
+//! What of a callback is the same for every callback of a target, made once.
+
+use std::sync::Arc;
+
+use domain::HttpTarget;
+use http::uri::{PathAndQuery, Scheme};
+use http::{HeaderName, HeaderValue, Method, Uri, header};
+
+use crate::cache::Cache;
+use crate::pool::{Authority, Pool};
+
+/// Prepared targets that stay while they are in use; at most twice as many are kept.
+const TARGETS_KEPT: usize = 1_024;
+
+/// A target, ready to be sent to.
+pub(crate) struct Prepared {
+    of: HttpTarget,
+    pub(crate) authority: Arc<Authority>,
+    pub(crate) method: Method,
+    /// In full, as HTTP/2 wants it.
+    pub(crate) uri: Uri,
+    /// Path and query, as HTTP/1.1 wants it.
+    pub(crate) path: Uri,
+    pub(crate) host: HeaderValue,
+    /// The user's headers, and those that every callback has unless its user set them.
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum TargetError {
+    #[error("the target's URL cannot be used: {0}")]
+    Url(&'static str),
+    #[error("the target's method cannot be used")]
+    Method,
+    #[error("the target's header number {0} (from 0) cannot be sent")]
+    Header(usize),
+}
+
+/// Whether a target's header of this name (in lower case) would be replaced or break the exchange: it is not sent.
+#[must_use]
+pub fn is_reserved(name: &str) -> bool {
+    const NAMES: [&str; 14] = [
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "traceparent",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    NAMES.contains(&name) || name.starts_with("webhook-") || name.starts_with("reveille-")
+}
+
+pub(crate) struct Targets(Cache<Prepared>);
+
+impl Targets {
+    pub(crate) fn new() -> Self {
+        Targets(Cache::new(TARGETS_KEPT))
+    }
+
+    pub(crate) fn prepare(&self, target: &HttpTarget, pool: &Pool) -> Result<Arc<Prepared>, TargetError> {
+        let key = (&target.url, &target.method, &target.headers);
+        let fits = |prepared: &Prepared| {
+            prepared.of.url == target.url
+                && prepared.of.method == target.method
+                && prepared.of.headers == target.headers
+        };
+        self.0.get(key, fits, || prepare(target, pool))
+    }
+}
+
+fn prepare(target: &HttpTarget, pool: &Pool) -> Result<Prepared, TargetError> {
+    let (uri, connect_to, host) = parse_url(&target.url)?;
+    let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let method = Method::from_bytes(target.method.as_bytes()).map_err(|_| TargetError::Method)?;
+    if method == Method::CONNECT {
+        return Err(TargetError::Method);
+    }
+    Ok(Prepared {
+        of: target.clone(),
+        authority: pool.authority(&connect_to),
+        method,
+        uri,
+        path: Uri::from(path),
+        host,
+        headers: headers(target)?,
+    })
+}
+
+/// The URL; where to connect for it; and its `host` header.
+fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
+    let uri: Uri = url.parse().map_err(|_| TargetError::Url("it is not one"))?;
+    let scheme = match uri.scheme() {
+        Some(scheme) if *scheme == Scheme::HTTP || *scheme == Scheme::HTTPS => scheme.clone(),
+        _ => return Err(TargetError::Url("its scheme is neither http nor https")),
+    };
+    let authority = uri.authority().ok_or(TargetError::Url("it names no host"))?;
+    if authority.as_str().contains('@') {
+        return Err(TargetError::Url("it holds a user name; send an authorization header instead"));
+    }
+    if authority.host().is_empty() {
+        return Err(TargetError::Url("it names no host"));
+    }
+    let port = match (authority.port_u16(), authority.as_str().len() > authority.host().len()) {
+        (Some(port), _) => port,
+        (None, true) => return Err(TargetError::Url("its port is not a number up to 65535")),
+        (None, false) => {
+            if scheme == Scheme::HTTPS {
+                443
+            } else {
+                80
+            }
+        }
+    };
+    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| TargetError::Url("its host cannot be sent"))?;
+    let place = format!("{}:{port}", authority.host().to_ascii_lowercase());
+    let connect_to = Uri::builder().scheme(scheme).authority(place).path_and_query("/").build();
+    Ok((uri, connect_to.map_err(|_| TargetError::Url("its host cannot be used"))?, host))
+}
+
+fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, TargetError> {
+    let mut headers = Vec::with_capacity(target.headers.len() + 2);
+    for (number, (name, value)) in target.headers.iter().enumerate() {
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
+        if is_reserved(name.as_str()) {
+            continue;
+        }
+        // Refuses line ends and other control characters, so one header cannot become two.
+        let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| TargetError::Header(number))?;
+        headers.push((name, value));
+    }
+    let has = |name| headers.iter().any(|(present, _)| present == name);
+    let content_type =
+        (!has(header::CONTENT_TYPE)).then(|| (header::CONTENT_TYPE, HeaderValue::from_static("application/json")));
+    let user_agent = (!has(header::USER_AGENT))
+        .then(|| (header::USER_AGENT, HeaderValue::from_static(concat!("reveille/", env!("CARGO_PKG_VERSION")))));
+    headers.extend(content_type.into_iter().chain(user_agent));
+    Ok(headers)
+}
