@@ -66,6 +66,13 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
     if replayed || key.attempt > 1 {
         return Start::Fire { advance: None };
     }
+    if !names(schedule, occurrence.nominal) {
+        return Start::Drop(Void::Superseded);
+    }
+    if schedule.next.is_some_and(|next| occurrence.nominal < next) {
+        // It was started before, by an owner that ended before its outcome was durable; what follows it has its row.
+        return Start::Fire { advance: None };
+    }
     let anchor = schedule.updated_at;
     match &schedule.spec.when {
         When::At(_) if schedule.status == Status::Ended => Start::Drop(Void::Ended),
@@ -153,6 +160,20 @@ fn planned(schedule: &Schedule, nominal: Timestamp, target: TargetKey, now: Time
     let Schedule { incarnation, revision, .. } = *schedule;
     let occurrence = Occurrence { incarnation, nominal, revision, replay: 0 };
     DueKey { position: nominal.max(now), occurrence, attempt: 1, target }
+}
+
+/// Whether the schedule has an occurrence at `nominal`. A change that failed half-way can leave a row of a revision that
+/// a later change took for other instants.
+fn names(schedule: &Schedule, nominal: Timestamp) -> bool {
+    let before = Timestamp::from_millis(nominal.as_millis() - 1);
+    match &schedule.spec.when {
+        When::At(at) => *at == nominal,
+        When::Every(_) => schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal),
+        // An expression that is not understood may name it.
+        When::Cron(cron) => {
+            cron.check().is_err() || schedule.spec.when.next_after(schedule.updated_at, before) == Some(nominal)
+        }
+    }
 }
 
 /// What was planned under an older revision is void. What a person has run again is not, unless all was cancelled.

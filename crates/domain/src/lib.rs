@@ -4,6 +4,7 @@
 //! I/O in this crate: the present instant and a random number are arguments, and `xtask tidy` checks the imports.
 
 pub mod decide;
+pub mod duration;
 pub mod id;
 pub mod limits;
 pub mod occurrence;
@@ -11,6 +12,7 @@ pub mod recurrence;
 pub mod retry;
 pub mod schedule;
 pub mod time;
+pub mod validate;
 
 pub use id::{Incarnation, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
 pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};

@@ -1,0 +1,72 @@
+//! Spans of time as people and machines write them: `30s`, `1h30m`, `PT30S`.
+//!
+//! Days have 24 hours and weeks seven days; months and years have no fixed length and are refused, and so is what is
+//! finer than a millisecond.
+
+use std::time::Duration;
+
+use jiff::{Span, SpanRelativeTo};
+
+pub const TEXT_BYTES_MAX: usize = 64;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DurationError {
+    #[error("a duration has at most {TEXT_BYTES_MAX} bytes, this one has {0}")]
+    TooLong(usize),
+    #[error("it is not a duration; one looks like 30s, 5m, 1h30m, 500ms or PT30S")]
+    Syntax,
+    #[error("months and years differ in length; give weeks, days, hours, minutes or seconds, like 30d")]
+    Calendar,
+    #[error("a duration does not run backwards; leave out the minus sign or \"ago\"")]
+    Negative,
+    #[error("a duration is made of whole milliseconds; nothing finer is kept")]
+    TooFine,
+}
+
+/// Takes units from weeks to milliseconds, the larger before the smaller (`1h30m`, `90 min`, `1d 12h`, `1.5h`), and
+/// ISO 8601 (`PT1H30M`).
+///
+/// # Errors
+/// If `text` is not a duration, or is one that has no fixed length in milliseconds.
+pub fn parse(text: &str) -> Result<Duration, DurationError> {
+    if text.len() > TEXT_BYTES_MAX {
+        return Err(DurationError::TooLong(text.len()));
+    }
+    let span: Span = text.parse().map_err(|_| DurationError::Syntax)?;
+    if span.get_years() != 0 || span.get_months() != 0 {
+        return Err(DurationError::Calendar);
+    }
+    if span.is_negative() {
+        return Err(DurationError::Negative);
+    }
+    let exact = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| DurationError::Syntax)?;
+    let duration = Duration::try_from(exact).map_err(|_| DurationError::Negative)?;
+    if duration.subsec_nanos() % 1_000_000 != 0 {
+        return Err(DurationError::TooFine);
+    }
+    Ok(duration)
+}
+
+/// The shortest text in days, hours, minutes, seconds and milliseconds that [`parse`] reads as `duration`, whose
+/// fraction of a millisecond is dropped.
+#[must_use]
+pub fn format(duration: Duration) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "m"), (1, "s")];
+    let mut text = String::new();
+    let mut secs = duration.as_secs();
+    for (unit_secs, unit) in UNITS {
+        if secs >= unit_secs {
+            text.push_str(&(secs / unit_secs).to_string());
+            text.push_str(unit);
+            secs %= unit_secs;
+        }
+    }
+    if duration.subsec_millis() > 0 {
+        text.push_str(&duration.subsec_millis().to_string());
+        text.push_str("ms");
+    }
+    if text.is_empty() { "0s".to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests;

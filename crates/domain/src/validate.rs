@@ -1,0 +1,306 @@
+//! Whether a schedule may be as its user wants it: every violation at once, each naming its field.
+//!
+//! What is found here is found before anything is stored. Text that cannot become a [`Spec`] at all (a cron
+//! expression, a duration, an instant) is refused where it is parsed.
+//!
+//! Always true of a spec without violations: its target can be sent as it is, and no header of it can break out of
+//! its line, change how the message is framed, or pass for one of Reveille's own.
+
+use std::fmt;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue, Method, Uri};
+
+use crate::limits::Limits;
+use crate::{HttpTarget, RetryPolicy, Spec, Target, Timestamp, When, duration};
+
+/// All that is wrong with `spec`, in the order of its fields; nothing if it may be stored.
+#[must_use]
+pub fn violations(spec: &Spec, limits: &Limits, now: Timestamp) -> Vec<Violation> {
+    let mut found = Vec::new();
+    check_when(&spec.when, limits, now, &mut found);
+    let Target::Http(http) = &spec.target;
+    check_http(http, limits, &mut found);
+    if spec.payload.len() > limits.payload_bytes_max {
+        found.push(Violation::Payload { bytes: spec.payload.len(), bytes_max: limits.payload_bytes_max });
+    }
+    check_labels(spec, limits, &mut found);
+    check_retry(spec.retry, limits, &mut found);
+    found
+}
+
+/// Headers that Reveille sets itself, and those that belong to one connection (RFC 9110, section 7.6.1).
+/// `name` in lower case.
+#[must_use]
+pub fn is_header_reserved(name: &str) -> bool {
+    const NAMES: [&str; 15] = [
+        "connection",
+        "content-length",
+        "expect",
+        "host",
+        "http2-settings",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "traceparent",
+        "tracestate",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    NAMES.contains(&name) || name.starts_with("webhook-") || name.starts_with("reveille-")
+}
+
+fn check_when(when: &When, limits: &Limits, now: Timestamp, found: &mut Vec<Violation>) {
+    match when {
+        When::At(at) if now.since(*at) > limits.past_max => {
+            found.push(Violation::AtPast { at: *at, now, past_max: limits.past_max });
+        }
+        When::At(at) if at.since(now) > limits.horizon || *at > Timestamp::MAX => {
+            found.push(Violation::AtFar { at: *at, now, horizon: limits.horizon });
+        }
+        When::At(_) => {}
+        When::Cron(cron) => {
+            let distance = Duration::from_secs(cron.distance_min_secs().into());
+            if distance < limits.interval_min {
+                found.push(Violation::CronOften { distance, interval_min: limits.interval_min });
+            }
+        }
+        When::Every(interval) => {
+            if *interval < limits.interval_min.max(GRAIN) {
+                found.push(Violation::EveryShort { interval: *interval, interval_min: limits.interval_min.max(GRAIN) });
+            }
+            if *interval > limits.horizon {
+                found.push(Violation::EveryLong { interval: *interval, horizon: limits.horizon });
+            }
+        }
+    }
+}
+
+/// Instants are whole milliseconds.
+const GRAIN: Duration = Duration::from_millis(1);
+
+fn check_http(http: &HttpTarget, limits: &Limits, found: &mut Vec<Violation>) {
+    if let Err(problem) = check_url(&http.url, limits.url_bytes_max) {
+        found.push(Violation::Url(problem));
+    }
+    if !is_method_usable(&http.method) {
+        found.push(Violation::Method(shortened(&http.method)));
+    }
+    let header_bytes = http.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if http.headers.len() > limits.headers_max {
+        found.push(Violation::HeaderCount { count: http.headers.len(), count_max: limits.headers_max });
+    } else if header_bytes > limits.header_bytes_max {
+        found.push(Violation::HeaderBytes { bytes: header_bytes, bytes_max: limits.header_bytes_max });
+    } else {
+        found.extend(http.headers.iter().filter_map(|(name, value)| header_violation(name, value)));
+    }
+    if http.timeout < GRAIN || http.timeout > limits.timeout_max {
+        found.push(Violation::Timeout { timeout: http.timeout, timeout_max: limits.timeout_max });
+    }
+}
+
+fn check_url(url: &str, bytes_max: usize) -> Result<(), UrlProblem> {
+    if url.len() > bytes_max {
+        return Err(UrlProblem::Long { bytes: url.len(), bytes_max });
+    }
+    if let Some((at, found)) = url.char_indices().find(|(_, c)| !c.is_ascii_graphic()) {
+        return Err(UrlProblem::Character { at, found });
+    }
+    if url.contains('#') {
+        return Err(UrlProblem::Fragment);
+    }
+    let uri: Uri = url.parse().map_err(|_| UrlProblem::Syntax)?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(UrlProblem::Scheme);
+    }
+    let authority = uri.authority().ok_or(UrlProblem::Host)?;
+    if authority.as_str().contains('@') {
+        return Err(UrlProblem::UserInfo);
+    }
+    let host = authority.host();
+    let port = authority.as_str().get(host.len()..).unwrap_or_default();
+    let is_name = |host: &str| host.bytes().all(|c| c.is_ascii_alphanumeric() || b"-._".contains(&c));
+    let is_address = |host: &str| {
+        let inner = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        inner.is_some_and(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok())
+    };
+    if host.is_empty() || !(is_name(host) || is_address(host)) {
+        return Err(UrlProblem::Host);
+    }
+    if !port.is_empty() && authority.port_u16().is_none_or(|port| port == 0) {
+        return Err(UrlProblem::Port);
+    }
+    Ok(())
+}
+
+/// `CONNECT` asks for a tunnel and `TRACE` may have no body: neither calls anybody.
+fn is_method_usable(method: &str) -> bool {
+    const METHOD_BYTES_MAX: usize = 32;
+    let parsed = Method::from_bytes(method.as_bytes());
+    let is_refused = |method: &Method| *method == Method::CONNECT || *method == Method::TRACE;
+    method.len() <= METHOD_BYTES_MAX && parsed.is_ok_and(|method| !is_refused(&method))
+}
+
+fn header_violation(name: &str, value: &str) -> Option<Violation> {
+    let lower = name.to_ascii_lowercase();
+    if HeaderName::from_bytes(lower.as_bytes()).is_err() {
+        return Some(Violation::HeaderName { name: name.to_owned() });
+    }
+    if is_header_reserved(&lower) {
+        return Some(Violation::HeaderReserved { name: name.to_owned() });
+    }
+    // Visible ASCII, spaces and tabs: what every receiver reads alike.
+    HeaderValue::from_str(value).is_err().then(|| Violation::HeaderValue { name: name.to_owned() })
+}
+
+fn check_labels(spec: &Spec, limits: &Limits, found: &mut Vec<Violation>) {
+    if spec.labels.len() > limits.labels_max {
+        found.push(Violation::LabelCount { count: spec.labels.len(), count_max: limits.labels_max });
+        return;
+    }
+    for (name, value) in &spec.labels {
+        if name.is_empty() || name.chars().chain(value.chars()).any(char::is_control) {
+            found.push(Violation::LabelText { name: shortened(name) });
+        } else if name.len().max(value.len()) > limits.label_bytes_max {
+            let bytes = name.len().max(value.len());
+            found.push(Violation::LabelBytes { name: shortened(name), bytes, bytes_max: limits.label_bytes_max });
+        }
+    }
+}
+
+fn check_retry(retry: RetryPolicy, limits: &Limits, found: &mut Vec<Violation>) {
+    if !(1..=limits.attempts_max).contains(&retry.attempts_max) {
+        found.push(Violation::AttemptsMax { asked: retry.attempts_max, limit: limits.attempts_max });
+    }
+    if retry.backoff_max < GRAIN || retry.backoff_max > limits.backoff_max {
+        found.push(Violation::BackoffMax { asked: retry.backoff_max, limit: limits.backoff_max });
+    }
+    if retry.backoff > retry.backoff_max {
+        found.push(Violation::Backoff { asked: retry.backoff, backoff_max: retry.backoff_max });
+    }
+}
+
+/// Enough of a text that may be very long to tell which one it is.
+fn shortened(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
+/// A field of [`Spec`], as its user knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Field {
+    At,
+    Cron,
+    Every,
+    Payload,
+    Url,
+    Method,
+    Headers,
+    /// The header of this name, as it was given.
+    Header(String),
+    Timeout,
+    Labels,
+    /// The label of this name, cut off after 64 characters.
+    Label(String),
+    AttemptsMax,
+    Backoff,
+    BackoffMax,
+}
+
+/// What is wrong, and what would be right.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Violation {
+    #[error("{at} is past (it is {now} here); at most {} in the past are taken", text(past_max))]
+    AtPast { at: Timestamp, now: Timestamp, past_max: Duration },
+    #[error("{at} is too far ahead (it is {now} here); at most {} are taken", text(horizon))]
+    AtFar { at: Timestamp, now: Timestamp, horizon: Duration },
+    #[error("it fires every {} at its densest; at most once in {} is taken", text(distance), text(interval_min))]
+    CronOften { distance: Duration, interval_min: Duration },
+    #[error("{} is too short; the shortest is {}", text(interval), text(interval_min))]
+    EveryShort { interval: Duration, interval_min: Duration },
+    #[error("{} is too long; the longest is {}", text(interval), text(horizon))]
+    EveryLong { interval: Duration, horizon: Duration },
+    #[error("a payload has at most {bytes_max} bytes, this one has {bytes}; send a reference to what is larger")]
+    Payload { bytes: usize, bytes_max: usize },
+    #[error(transparent)]
+    Url(UrlProblem),
+    #[error("{0:?} is not a method that can be called with; POST, PUT, PATCH, GET and DELETE are")]
+    Method(String),
+    #[error("a target has at most {count_max} headers, this one has {count}")]
+    HeaderCount { count: usize, count_max: usize },
+    #[error("the headers have at most {bytes_max} bytes in all, these have {bytes}")]
+    HeaderBytes { bytes: usize, bytes_max: usize },
+    #[error("it is not a header's name: letters, digits and !#$%&'*+-.^_`|~ are")]
+    HeaderName { name: String },
+    #[error("this header is set by Reveille or belongs to the connection; leave it out")]
+    HeaderReserved { name: String },
+    #[error("a header's value has visible ASCII characters, spaces and tabs only, and one line")]
+    HeaderValue { name: String },
+    #[error("a timeout is at least 1ms and at most {}, this one is {}", text(timeout_max), text(timeout))]
+    Timeout { timeout: Duration, timeout_max: Duration },
+    #[error("a schedule has at most {count_max} labels, this one has {count}")]
+    LabelCount { count: usize, count_max: usize },
+    #[error("a label has a name, and neither its name nor its value has control characters")]
+    LabelText { name: String },
+    #[error("a label's name and value have at most {bytes_max} bytes each, one of these has {bytes}")]
+    LabelBytes { name: String, bytes: usize, bytes_max: usize },
+    #[error("there are at least 1 and at most {limit} attempts, {asked} were asked for")]
+    AttemptsMax { asked: u16, limit: u16 },
+    #[error("backoff_max is at least 1ms and at most {}, this one is {}", text(limit), text(asked))]
+    BackoffMax { asked: Duration, limit: Duration },
+    #[error("{} is longer than backoff_max, {}", text(asked), text(backoff_max))]
+    Backoff { asked: Duration, backoff_max: Duration },
+}
+
+impl Violation {
+    #[must_use]
+    pub fn field(&self) -> Field {
+        match self {
+            Violation::AtPast { .. } | Violation::AtFar { .. } => Field::At,
+            Violation::CronOften { .. } => Field::Cron,
+            Violation::EveryShort { .. } | Violation::EveryLong { .. } => Field::Every,
+            Violation::Payload { .. } => Field::Payload,
+            Violation::Url(_) => Field::Url,
+            Violation::Method(_) => Field::Method,
+            Violation::HeaderCount { .. } | Violation::HeaderBytes { .. } => Field::Headers,
+            Violation::HeaderName { name } | Violation::HeaderReserved { name } | Violation::HeaderValue { name } => {
+                Field::Header(name.clone())
+            }
+            Violation::Timeout { .. } => Field::Timeout,
+            Violation::LabelCount { .. } => Field::Labels,
+            Violation::LabelText { name } | Violation::LabelBytes { name, .. } => Field::Label(name.clone()),
+            Violation::AttemptsMax { .. } => Field::AttemptsMax,
+            Violation::BackoffMax { .. } => Field::BackoffMax,
+            Violation::Backoff { .. } => Field::Backoff,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum UrlProblem {
+    #[error("a URL has at most {bytes_max} bytes, this one has {bytes}")]
+    Long { bytes: usize, bytes_max: usize },
+    #[error("a URL has visible ASCII characters only, this one has {found:?} at byte {at}; percent-encode it")]
+    Character { at: usize, found: char },
+    #[error("a URL's fragment is never sent; leave out # and what follows")]
+    Fragment,
+    #[error("it is not an absolute URL; one looks like https://example.org/hook")]
+    Syntax,
+    #[error("only http:// and https:// can be called")]
+    Scheme,
+    #[error("it names no host; a host is a DNS name, an IPv4 address, or an IPv6 address in brackets")]
+    Host,
+    #[error("it holds a user name, which logs would show; send an Authorization header instead")]
+    UserInfo,
+    #[error("its port is not a number from 1 to 65535")]
+    Port,
+}
+
+fn text(duration: &Duration) -> impl fmt::Display + use<> {
+    duration::format(*duration)
+}
+
+#[cfg(test)]
+mod tests;
