@@ -1,0 +1,130 @@
+//! Books what happened: outcomes, next rows and positions go to the store in batches, in the order in which they came.
+//!
+//! One call of the store is under way at a time, and takes everything that came while the one before it ran. Because
+//! positions go the same way as the due rows that the owner writes, this is also where the owner, as a creator, looks
+//! at `closed`: a row that would lie at or before what was already sent for its poller is moved after it.
+//!
+//! Always true here: nothing is given up. A call that fails is made again until it succeeds or the process ends; while
+//! it fails, what waits here fills the limit of attempts in flight, and firing stands still by itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{DueKey, PollerId, Timestamp};
+use runtime::Runtime;
+use store::{Arrival, Change, OwnerWrite, Positions, Store, StoreError, WriteRefusal, Written};
+use tokio::sync::mpsc;
+
+use crate::metrics::{Metrics, Outcome};
+use crate::owner::Event;
+use crate::window::{EntryId, PollerIndex};
+
+/// Writes that go in one call at most.
+const BATCH_MAX: usize = 2_048;
+const RETRY_FIRST: Duration = Duration::from_millis(10);
+const RETRY_LAST: Duration = Duration::from_secs(1);
+
+/// A write, and what the owner's window is to be told once it is durable.
+#[derive(Debug)]
+pub(crate) struct Booking {
+    pub(crate) write: OwnerWrite,
+    pub(crate) then: Then,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Then {
+    Nothing,
+    Resolve(EntryId),
+    Deferred(EntryId),
+    Positions(PollerIndex),
+}
+
+/// What became of one booking.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Booked {
+    pub(crate) then: Then,
+    /// The due row that the booking wrote, if it wrote one.
+    pub(crate) row: Option<Arrival>,
+    pub(crate) positions: Positions,
+    pub(crate) refusal: Option<WriteRefusal>,
+}
+
+pub(crate) struct Bookkeeper {
+    pub(crate) runtime: Runtime,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) bookings: mpsc::Receiver<Booking>,
+    pub(crate) events: mpsc::Sender<Event>,
+    /// What was last sent for each poller that has positions.
+    pub(crate) closed: BTreeMap<PollerId, Timestamp>,
+}
+
+impl Bookkeeper {
+    /// Ends when every sender of bookings is gone and all is written.
+    pub(crate) async fn run(mut self) {
+        let mut batch = Vec::with_capacity(BATCH_MAX);
+        while self.bookings.recv_many(&mut batch, BATCH_MAX).await > 0 {
+            let mut writes = Vec::with_capacity(batch.len());
+            let mut booked = Vec::with_capacity(batch.len());
+            for Booking { mut write, then } in batch.drain(..) {
+                let row = after_closed(&mut self.closed, &mut write);
+                let positions = match write.change {
+                    Change::Positions(positions) => positions,
+                    _ => Positions::default(),
+                };
+                booked.push(Booked { then, row, positions, refusal: None });
+                writes.push(write);
+            }
+            let answers = self.write(writes).await;
+            assert_eq!(answers.len(), booked.len(), "a store answers every write");
+            for (booked, answer) in booked.iter_mut().zip(answers) {
+                booked.refusal = answer.err();
+                booked.row = booked.row.filter(|_| booked.refusal.is_none());
+            }
+            if self.events.send(Event::Booked(booked)).await.is_err() {
+                return; // The owner is gone; what is durable is durable.
+            }
+        }
+    }
+
+    async fn write(&self, writes: Vec<OwnerWrite>) -> Vec<Result<Written, WriteRefusal>> {
+        let mut wait = RETRY_FIRST;
+        loop {
+            match self.store.write(writes.clone()).await {
+                Ok(answers) => return answers,
+                Err(error) => {
+                    count_store_error(&self.metrics, "write", &error);
+                    self.runtime.sleep(wait).await;
+                    wait = (wait * 2).min(RETRY_LAST);
+                }
+            }
+        }
+    }
+}
+
+/// Keeps the order of rows and positions; tells which row is written, and where.
+fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWrite) -> Option<Arrival> {
+    let due: &mut DueKey = match &mut write.change {
+        Change::Positions(positions) => {
+            let sent = closed.entry(write.poller).or_default();
+            *sent = positions.closed.max(*sent);
+            return None;
+        }
+        Change::Run { then: Some(due), .. } => due,
+        Change::Advance { due, .. } | Change::Defer(due) => due,
+        Change::Run { then: None, .. } | Change::End { .. } => return None,
+        Change::Put(_) | Change::Cancel(_) | Change::Redrive { .. } => {
+            unreachable!("a user's change goes to the store from `service`")
+        }
+    };
+    if let Some(closed) = closed.get(&write.poller) {
+        due.position = due.position.max(*closed + Duration::from_millis(1));
+    }
+    Some(Arrival { poller: write.poller, key: *due })
+}
+
+pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
+    tracing::warn!(call, %error, "the store failed; the call will be made again");
+    metrics.store_errors.get_or_create(&Outcome { outcome: call }).inc();
+}

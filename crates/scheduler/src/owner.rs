@@ -1,0 +1,478 @@
+//! The owner of shards: reads ahead, fires on time, books, and closes stretches behind itself.
+//!
+//! One task with a window (what is known), a dispatch queue (who goes next) and no I/O of its own: every read and every
+//! attempt runs in a task that reports with an [`Event`]. A turn of the loop looks at the clock once and does all that
+//! is due. What it knows can be rebuilt from the store at any time, which is what happens if it panics.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{PollerId, Term, Timestamp};
+use runtime::{Monotonic, Runtime};
+use store::{
+    Arrival, Change, Cursor, DuePage, DueRead, OwnerWrite, Positions, Store, StoreError, Tenant, WriteRefusal,
+};
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::Options;
+use crate::bookkeeper::{Booked, Booking, Then, count_store_error};
+use crate::deliver::Deliver;
+use crate::dispatch::{Dispatch, Lane};
+use crate::in_flight::InFlight;
+use crate::metrics::Metrics;
+use crate::starter::{Starting, start};
+use crate::steady::SteadyClock;
+use crate::window::{EntryId, PollerIndex, ReadKind, Window};
+
+/// Pollers that one call of the store reads at most.
+const READS_PER_CALL: usize = 8;
+/// Keys that one task starts.
+const STARTS_PER_TASK: usize = 32;
+/// Due rows that one look at the arrivals brings at most.
+const ARRIVALS_MAX: usize = 8_192;
+/// Events that one turn takes before it looks at the clock again.
+const EVENTS_PER_TURN: usize = 64;
+/// Keys that one period defers because they waited too long.
+const OVERDUE_PER_PERIOD: usize = 8_192;
+
+/// What the owner and its tasks share.
+pub(crate) struct Context {
+    pub(crate) runtime: Runtime,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) deliver: Arc<dyn Deliver>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) tenants: BTreeMap<domain::TenantId, Arc<Tenant>>,
+    /// When these shards were taken: a row due before may have been fired by an earlier owner.
+    pub(crate) taken_at: Timestamp,
+    pub(crate) bookings: mpsc::Sender<Booking>,
+    pub(crate) events: mpsc::Sender<Event>,
+}
+
+/// One read of due rows that has ended.
+pub(crate) type ReadDone = (PollerIndex, ReadKind, DueRead, Option<DuePage>);
+
+#[derive(Debug)]
+pub(crate) enum Event {
+    Read(Vec<ReadDone>),
+    Arrivals(Option<(Vec<Arrival>, Cursor)>),
+    Ended(Vec<Ended>),
+    Booked(Vec<Booked>),
+    /// A due row that a user's change wrote.
+    Arrived(Arrival),
+}
+
+/// A key has left its target's lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) lane: Lane,
+    pub(crate) entry: EntryId,
+    pub(crate) how: HowEnded,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum HowEnded {
+    /// A booking is under way, and will settle the key.
+    Booking,
+    /// It came to nothing, and nothing needs to be booked.
+    Dropped,
+    /// Its schedule could not be read.
+    Unreadable,
+    /// By this clock it is not due: the clock went back.
+    NotYet,
+}
+
+pub(crate) struct Owner {
+    context: Arc<Context>,
+    options: Options,
+    window: Window,
+    dispatch: Dispatch,
+    steady: SteadyClock,
+    events: mpsc::Receiver<Event>,
+    nudge: Arc<Notify>,
+    shards: Arc<[domain::ShardId]>,
+    cursor: Cursor,
+    arrivals_wanted: bool,
+    arrivals_under_way: bool,
+    reads_wanted: bool,
+    /// Keys from their start until they are settled.
+    unsettled: usize,
+    next_period: Monotonic,
+    expired: Vec<EntryId>,
+}
+
+impl Owner {
+    pub(crate) fn new(
+        context: Arc<Context>,
+        options: Options,
+        events: mpsc::Receiver<Event>,
+        nudge: Arc<Notify>,
+        shards: Arc<[domain::ShardId]>,
+        pollers: Vec<(PollerId, Term, Positions)>,
+    ) -> Self {
+        let now = context.runtime.now();
+        let monotonic = context.runtime.monotonic();
+        let mut window = Window::new(&options, now);
+        for (id, term, positions) in pollers {
+            window.add_poller(id, term, positions);
+        }
+        Owner {
+            window,
+            dispatch: Dispatch::new(&options),
+            steady: SteadyClock::new(now, monotonic),
+            events,
+            nudge,
+            shards,
+            cursor: Cursor::default(),
+            arrivals_wanted: true,
+            arrivals_under_way: false,
+            reads_wanted: true,
+            unsettled: 0,
+            next_period: monotonic,
+            expired: Vec::new(),
+            context,
+            options,
+        }
+    }
+
+    /// Serves until `stop`, then waits for what is in flight, up to [`Options::drain`].
+    pub(crate) async fn run(mut self, stop: CancellationToken) {
+        let runtime = self.context.runtime.clone();
+        loop {
+            self.turn().await;
+            let wake = self.next_wake();
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(event) = self.events.recv() => self.take_events(event).await,
+                () = self.nudge.notified() => self.arrivals_wanted = true,
+                () = runtime.sleep_until(wake) => {}
+            }
+        }
+        self.drain().await;
+    }
+
+    async fn take_events(&mut self, first: Event) {
+        self.on_event(first).await;
+        for _ in 1..EVENTS_PER_TURN {
+            let Ok(event) = self.events.try_recv() else { return };
+            self.on_event(event).await;
+        }
+    }
+
+    /// Does everything that is due now.
+    async fn turn(&mut self) {
+        let now = self.context.runtime.now();
+        let monotonic = self.context.runtime.monotonic();
+        self.fire(now).await;
+        if monotonic >= self.next_period {
+            self.next_period = monotonic + self.options.period;
+            self.arrivals_wanted = true;
+            self.reads_wanted = true;
+            let steady = self.steady.at(now, monotonic);
+            self.close(steady).await;
+            self.defer_overdue(now).await;
+            self.show(now);
+        }
+        if self.arrivals_wanted && !self.arrivals_under_way {
+            self.read_arrivals();
+        }
+        if self.reads_wanted {
+            self.reads_wanted = false;
+            let reads = self.window.plan_reads(now);
+            self.read(reads.into_iter().map(|(index, read)| (index, ReadKind::Ahead, read)).collect());
+        }
+    }
+
+    fn next_wake(&self) -> Monotonic {
+        let now = self.context.runtime.now();
+        let monotonic = self.context.runtime.monotonic();
+        match self.window.next_expiry() {
+            Some(at) if at <= now => monotonic,
+            Some(at) => self.next_period.min(monotonic + at.since(now)),
+            None => self.next_period,
+        }
+    }
+
+    /// Moves what is due into the lanes, and starts what has a turn.
+    async fn fire(&mut self, now: Timestamp) {
+        let mut expired = std::mem::take(&mut self.expired);
+        self.window.expire(now, &mut expired);
+        for entry in expired.drain(..) {
+            let position = self.window.entry(entry).key.position;
+            if !self.dispatch.push(self.lane(entry), entry, position) {
+                self.defer(entry, now).await;
+            }
+        }
+        self.expired = expired;
+        let mut batch = Vec::new();
+        while self.unsettled < self.options.in_flight_max {
+            let Some(entry) = self.dispatch.pop() else { break };
+            self.unsettled += 1;
+            batch.push(self.starting(entry));
+            if batch.len() == STARTS_PER_TASK {
+                self.start(std::mem::take(&mut batch));
+            }
+        }
+        self.start(batch);
+    }
+
+    fn starting(&self, entry: EntryId) -> Starting {
+        let held = self.window.entry(entry);
+        let (poller, term) = self.window.poller(held.poller);
+        self.context.in_flight.add(held.key.occurrence.incarnation);
+        Starting { entry, lane: self.lane(entry), key: held.key, poller, term }
+    }
+
+    fn start(&self, batch: Vec<Starting>) {
+        if !batch.is_empty() {
+            let task = start(self.context.clone(), batch);
+            drop(self.context.runtime.spawn("start", task));
+        }
+    }
+
+    fn lane(&self, entry: EntryId) -> Lane {
+        let held = self.window.entry(entry);
+        (self.window.poller(held.poller).0.tenant, held.key.target)
+    }
+
+    async fn defer(&mut self, entry: EntryId, now: Timestamp) {
+        let lane = self.lane(entry);
+        let held = self.window.entry(entry);
+        let (poller, term) = self.window.poller(held.poller);
+        let mut key = held.key;
+        key.position = self.dispatch.defer_to(lane, now).max(key.position + Duration::from_millis(1));
+        let write = OwnerWrite { term, poller, change: Change::Defer(key) };
+        self.context.metrics.deferred.inc();
+        self.book(Booking { write, then: Then::Deferred(entry) }).await;
+    }
+
+    async fn defer_overdue(&mut self, now: Timestamp) {
+        for entry in self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD) {
+            self.defer(entry, now).await;
+        }
+    }
+
+    async fn close(&mut self, now: Timestamp) {
+        for (index, positions) in self.window.plan_closings(now) {
+            let (poller, term) = self.window.poller(index);
+            let write = OwnerWrite { term, poller, change: Change::Positions(positions) };
+            self.book(Booking { write, then: Then::Positions(index) }).await;
+        }
+    }
+
+    /// The bookkeeper waits for nothing but the store and this owner's events, so while its queue is full they are
+    /// taken.
+    async fn book(&mut self, booking: Booking) {
+        let bookings = self.context.bookings.clone();
+        let permit = bookings.reserve();
+        tokio::pin!(permit);
+        loop {
+            tokio::select! {
+                biased;
+                permit = &mut permit => {
+                    permit.expect("the bookkeeper lives as long as its owner").send(booking);
+                    return;
+                }
+                Some(event) = self.events.recv() => self.on_event_while_booking(event),
+            }
+        }
+    }
+
+    async fn on_event(&mut self, event: Event) {
+        match event {
+            Event::Ended(ended) => {
+                let now = self.context.runtime.now();
+                for ended in ended {
+                    if self.on_ended(ended, now) {
+                        self.defer(ended.entry, now).await;
+                    }
+                }
+            }
+            event => self.on_event_while_booking(event),
+        }
+    }
+
+    /// Everything that books nothing itself.
+    fn on_event_while_booking(&mut self, event: Event) {
+        match event {
+            Event::Read(done) => self.on_read(done),
+            Event::Arrivals(arrivals) => self.on_arrivals(arrivals),
+            Event::Booked(booked) => self.on_booked(booked),
+            Event::Arrived(arrival) => self.on_arrival(&arrival),
+            Event::Ended(ended) => {
+                let now = self.context.runtime.now();
+                for ended in ended {
+                    if self.on_ended(ended, now) {
+                        // The next period tries it again.
+                        self.window.wait_again(ended.entry, now + self.options.period);
+                    }
+                }
+            }
+        }
+    }
+
+    /// `true` if the key is to be deferred.
+    fn on_ended(&mut self, ended: Ended, now: Timestamp) -> bool {
+        self.dispatch.ended(ended.lane, now);
+        if ended.how == HowEnded::Booking {
+            return false;
+        }
+        let key = self.window.entry(ended.entry).key;
+        self.unsettled -= 1;
+        self.context.in_flight.remove(key.occurrence.incarnation);
+        match ended.how {
+            HowEnded::Booking => unreachable!("returned above"),
+            HowEnded::Dropped => {
+                self.context.metrics.dropped.inc();
+                self.window.resolve(ended.entry);
+                false
+            }
+            HowEnded::NotYet => {
+                self.window.wait_again(ended.entry, key.position);
+                false
+            }
+            HowEnded::Unreadable => true,
+        }
+    }
+
+    fn on_booked(&mut self, booked: Vec<Booked>) {
+        for booked in booked {
+            if booked.refusal == Some(WriteRefusal::Superseded) {
+                tracing::error!("a write was refused, because another owner has taken the shard");
+            }
+            match booked.then {
+                Then::Nothing => {}
+                Then::Resolve(entry) => {
+                    let incarnation = self.window.entry(entry).key.occurrence.incarnation;
+                    self.context.in_flight.remove(incarnation);
+                    self.unsettled -= 1;
+                    self.window.resolve(entry);
+                }
+                Then::Deferred(entry) => match booked.row {
+                    Some(row) => self.window.deferred(entry, row.key.position),
+                    None => self.window.resolve(entry),
+                },
+                Then::Positions(index) => {
+                    if let Some(read) = self.window.positions_written(index, booked.positions) {
+                        self.read(vec![(index, ReadKind::Check, read)]);
+                    }
+                }
+            }
+            if let Some(row) = booked.row {
+                self.on_arrival(&row);
+            }
+        }
+    }
+
+    fn on_read(&mut self, done: Vec<ReadDone>) {
+        for (index, kind, read, page) in done {
+            match page {
+                None => self.window.read_failed(index, kind),
+                Some(page) => {
+                    if let Some(more) = self.window.read(index, kind, read, &page) {
+                        self.read(vec![(index, kind, more)]);
+                    } else if kind == ReadKind::Ahead && page.keys.len() == read.limit {
+                        self.reads_wanted = true;
+                    }
+                }
+            }
+        }
+    }
+
+    fn on_arrivals(&mut self, arrivals: Option<(Vec<Arrival>, Cursor)>) {
+        self.arrivals_under_way = false;
+        let Some((arrivals, cursor)) = arrivals else { return };
+        self.cursor = cursor;
+        self.arrivals_wanted |= arrivals.len() >= ARRIVALS_MAX;
+        for arrival in arrivals {
+            self.on_arrival(&arrival);
+        }
+    }
+
+    fn on_arrival(&mut self, arrival: &Arrival) {
+        self.reads_wanted = true;
+        if !self.window.arrived(arrival) {
+            tracing::error!(poller = ?arrival.poller, "a due row arrived for a poller that no tenant has");
+        }
+    }
+
+    fn read_arrivals(&mut self) {
+        self.arrivals_wanted = false;
+        self.arrivals_under_way = true;
+        let (context, shards, cursor) = (self.context.clone(), self.shards.clone(), self.cursor);
+        let task = async move {
+            let arrivals = match context.store.arrivals(shards, cursor, ARRIVALS_MAX).await {
+                Ok(arrivals) => Some(arrivals),
+                Err(error) => {
+                    count_store_error(&context.metrics, "arrivals", &error);
+                    None
+                }
+            };
+            let _owner_is_gone = context.events.send(Event::Arrivals(arrivals)).await;
+        };
+        drop(self.context.runtime.spawn("arrivals", task));
+    }
+
+    fn read(&self, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
+        for chunk in reads.chunks(READS_PER_CALL) {
+            let task = read_due(self.context.clone(), chunk.to_vec());
+            drop(self.context.runtime.spawn("read", task));
+        }
+    }
+
+    fn show(&self, now: Timestamp) {
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let metrics = &self.context.metrics;
+        metrics.window_keys.set(count(self.window.len()));
+        metrics.parked_keys.set(count(self.dispatch.parked()));
+        metrics.in_flight.set(count(self.unsettled));
+        let age = self.window.oldest_open().map_or(Duration::ZERO, |oldest| now.since(oldest));
+        metrics.oldest_open_seconds.set(i64::try_from(age.as_secs()).unwrap_or(i64::MAX));
+    }
+
+    async fn drain(&mut self) {
+        let runtime = self.context.runtime.clone();
+        let deadline = runtime.monotonic() + self.options.drain;
+        while self.unsettled > 0 && runtime.monotonic() < deadline {
+            tokio::select! {
+                biased;
+                Some(event) = self.events.recv() => self.on_event_while_booking(event),
+                () = runtime.sleep_until(deadline) => {}
+            }
+        }
+        if self.unsettled > 0 {
+            tracing::warn!(
+                attempts = self.unsettled,
+                "stopped before these attempts had an outcome; they will be made again"
+            );
+        }
+    }
+}
+
+/// Reads several pollers at once; if that fails, each alone, so that one damaged stretch holds up no other poller.
+async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
+    let pages = match due(&context, reads.iter().map(|(_, _, read)| *read).collect()).await {
+        Ok(pages) => pages.into_iter().map(Some).collect(),
+        Err(_) if reads.len() == 1 => vec![None],
+        Err(_) => {
+            let mut pages = Vec::with_capacity(reads.len());
+            for (_, _, read) in &reads {
+                pages.push(due(&context, vec![*read]).await.ok().and_then(|mut pages| pages.pop()));
+            }
+            pages
+        }
+    };
+    let done = reads.into_iter().zip(pages).map(|((index, kind, read), page)| (index, kind, read, page)).collect();
+    let _owner_is_gone = context.events.send(Event::Read(done)).await;
+}
+
+async fn due(context: &Context, reads: Vec<DueRead>) -> Result<Vec<DuePage>, StoreError> {
+    let answer = context.store.due(reads).await;
+    if let Err(error) = &answer {
+        count_store_error(&context.metrics, "due", error);
+    }
+    answer
+}

@@ -1,0 +1,302 @@
+//! From a key that has its turn to an attempt that is booked.
+//!
+//! One task takes a handful of keys, reads their schedules in one call, and makes their attempts side by side. What a
+//! tenant's data can do to it ends here: a panic is a failed attempt, a row that cannot be read is put off.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::decide::{Start, after_attempt, at_start};
+use domain::occurrence::Run;
+use domain::{
+    Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, Status, Term, When,
+};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::{FutureExt, future::BoxFuture};
+use store::{Change, OwnerWrite, StoreError};
+
+use crate::bookkeeper::{Booking, Then, count_store_error};
+use crate::deliver::{Delivered, Delivery};
+use crate::dispatch::Lane;
+use crate::metrics::Outcome;
+use crate::owner::{Context, Ended, Event, HowEnded};
+use crate::window::EntryId;
+
+/// A key that has its turn.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Starting {
+    pub(crate) entry: EntryId,
+    pub(crate) lane: Lane,
+    pub(crate) key: DueKey,
+    pub(crate) poller: PollerId,
+    pub(crate) term: Term,
+}
+
+impl Starting {
+    fn ended(&self, how: HowEnded) -> Ended {
+        Ended { lane: self.lane, entry: self.entry, how }
+    }
+
+    fn booking(&self, change: Change, then: Then) -> Booking {
+        Booking { write: OwnerWrite { term: self.term, poller: self.poller, change }, then }
+    }
+}
+
+/// Starts all of `batch` and sees each to its booking.
+pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
+    let schedules = load(&context, &batch).await;
+    let runs = find_runs(&context, &batch, &schedules).await;
+    let mut ended = Vec::new();
+    let mut attempts: FuturesUnordered<BoxFuture<'_, Ended>> = FuturesUnordered::new();
+    for (starting, schedule) in batch.iter().zip(schedules) {
+        let run = match &runs {
+            Ok(runs) => runs.get(&starting.key.occurrence),
+            Err(_) => {
+                ended.push(starting.ended(HowEnded::Unreadable));
+                continue;
+            }
+        };
+        let Ok(schedule) = schedule else {
+            ended.push(starting.ended(HowEnded::Unreadable));
+            continue;
+        };
+        attempts.push(Box::pin(start_one(&context, *starting, schedule, run)));
+    }
+    loop {
+        // Whatever is ready goes in one message.
+        while let Some(Some(one)) = attempts.next().now_or_never() {
+            ended.push(one);
+        }
+        if !ended.is_empty() && context.events.send(Event::Ended(std::mem::take(&mut ended))).await.is_err() {
+            return; // The owner is gone; its successor starts what has no outcome.
+        }
+        match attempts.next().await {
+            Some(one) => ended.push(one),
+            None => return,
+        }
+    }
+}
+
+type Loaded = Result<Option<Arc<Schedule>>, StoreError>;
+
+/// All at once; if that fails, each alone, so that one damaged row holds up no other.
+async fn load(context: &Context, batch: &[Starting]) -> Vec<Loaded> {
+    let incarnations: Vec<Incarnation> = batch.iter().map(|starting| starting.key.occurrence.incarnation).collect();
+    match load_some(context, incarnations.clone()).await {
+        Ok(schedules) => schedules.into_iter().map(Ok).collect(),
+        Err(_) => {
+            let mut schedules = Vec::with_capacity(incarnations.len());
+            for incarnation in incarnations {
+                let one = load_some(context, vec![incarnation]).await;
+                schedules.push(one.map(|mut one| one.pop().flatten()));
+            }
+            schedules
+        }
+    }
+}
+
+async fn load_some(
+    context: &Context,
+    incarnations: Vec<Incarnation>,
+) -> Result<Vec<Option<Arc<Schedule>>>, StoreError> {
+    let answer = context.store.load(incarnations).await;
+    if let Err(error) = &answer {
+        count_store_error(&context.metrics, "load", error);
+    }
+    answer
+}
+
+/// The records of those runs that may have one: a first attempt that nobody can have made before has none.
+async fn find_runs(
+    context: &Context,
+    batch: &[Starting],
+    schedules: &[Loaded],
+) -> Result<BTreeMap<Occurrence, Run>, StoreError> {
+    let may_have_record = |starting: &Starting, schedule: &Loaded| {
+        let DueKey { position, occurrence, attempt, .. } = starting.key;
+        let is_next = matches!(schedule, Ok(Some(schedule)) if schedule.next == Some(occurrence.nominal));
+        attempt > 1 || occurrence.replay > 0 || !is_next || position <= context.taken_at
+    };
+    let asked: Vec<Occurrence> = (batch.iter().zip(schedules))
+        .filter(|(starting, schedule)| may_have_record(starting, schedule))
+        .map(|(starting, _)| starting.key.occurrence)
+        .collect();
+    if asked.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let answer = context.store.find_runs(asked).await;
+    if let Err(error) = &answer {
+        count_store_error(&context.metrics, "find_runs", error);
+    }
+    Ok(answer?.into_iter().flatten().map(|run| (run.occurrence, run)).collect())
+}
+
+async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<Schedule>>, run: Option<&Run>) -> Ended {
+    // Deciding looks at a tenant's data: a panic there must not take the others along.
+    match AssertUnwindSafe(start_known(context, starting, schedule.clone(), run)).catch_unwind().await {
+        Ok(ended) => ended,
+        Err(_) => {
+            context.metrics.panics.inc();
+            tracing::error!(run = %starting.key.occurrence.run_id(), "a panic at the start of a run; it counts as a failed attempt");
+            let Some(schedule) = schedule else { return starting.ended(HowEnded::Dropped) };
+            let attempt = Attempt {
+                number: starting.key.attempt,
+                started_at: context.runtime.now(),
+                duration: Duration::ZERO,
+                result: AttemptResult::Panicked,
+            };
+            book_attempt(context, starting, &schedule, run, attempt, None).await
+        }
+    }
+}
+
+async fn start_known(
+    context: &Context,
+    starting: Starting,
+    schedule: Option<Arc<Schedule>>,
+    run: Option<&Run>,
+) -> Ended {
+    // A row without a schedule was left by a create that failed half-way.
+    let Some(schedule) = schedule else { return starting.ended(HowEnded::Dropped) };
+    let key = starting.key;
+    if let Some(run) = run
+        && (run.state.is_final() || run.attempts.last().is_some_and(|attempt| attempt.number >= key.attempt))
+    {
+        return has_outcome(context, starting, &schedule, run).await;
+    }
+    let now = context.runtime.now();
+    if now < key.occurrence.nominal {
+        return starting.ended(HowEnded::NotYet);
+    }
+    match at_start(&schedule, &key, now) {
+        Start::Fire { advance } => {
+            if let Some(due) = advance {
+                advance_to(context, starting, &schedule, due).await;
+            }
+            fire(context, starting, schedule, run).await
+        }
+        Start::Skip { missed, latest } => {
+            advance_to(context, starting, &schedule, latest).await;
+            context.metrics.missed.inc();
+            let change = Change::Run { run: missed, then: None, ends: false };
+            book(context, starting.booking(change, Then::Resolve(starting.entry))).await;
+            starting.ended(HowEnded::Booking)
+        }
+        Start::Drop(_) => starting.ended(HowEnded::Dropped),
+        Start::Cancel => {
+            let run = Run {
+                tenant: schedule.tenant,
+                occurrence: key.occurrence,
+                state: RunState::Cancelled,
+                attempts: run.map_or_else(Vec::new, |run| run.attempts.clone()),
+            };
+            count_outcome(context, run.state);
+            let change = Change::Run { run, then: None, ends: false };
+            book(context, starting.booking(change, Then::Resolve(starting.entry))).await;
+            starting.ended(HowEnded::Booking)
+        }
+        Start::Unreadable { error, defer: _ } => {
+            tracing::error!(schedule = %schedule.id, %error, "a schedule's stored text is not understood; it is put off");
+            starting.ended(HowEnded::Unreadable)
+        }
+    }
+}
+
+/// The row was written twice, or its owner ended between the outcome and what follows from it.
+async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule, run: &Run) -> Ended {
+    let is_one_shot = matches!(schedule.spec.when, When::At(_));
+    let Occurrence { incarnation, revision, replay, .. } = run.occurrence;
+    if run.state.is_final() && is_one_shot && replay == 0 && schedule.status == Status::Active {
+        book(context, starting.booking(Change::End { incarnation, revision }, Then::Nothing)).await;
+    }
+    starting.ended(HowEnded::Dropped)
+}
+
+async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, due: DueKey) {
+    let Schedule { incarnation, revision, .. } = *schedule;
+    book(context, starting.booking(Change::Advance { incarnation, revision, due }, Then::Nothing)).await;
+}
+
+async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
+    let key = starting.key;
+    let started_at = context.runtime.now();
+    let began = context.runtime.monotonic();
+    if key.attempt == 1 && key.occurrence.replay == 0 {
+        let lateness = started_at.since(key.occurrence.nominal);
+        context.metrics.start_lateness_seconds.observe(lateness.as_secs_f64());
+    }
+    let Some(tenant) = context.tenants.get(&schedule.tenant).cloned() else {
+        tracing::error!(tenant = schedule.tenant.0, "a due row of a tenant that does not exist");
+        return starting.ended(HowEnded::Unreadable);
+    };
+    let delivery = Delivery {
+        tenant,
+        schedule: schedule.clone(),
+        occurrence: key.occurrence,
+        attempt: key.attempt,
+        term: starting.term,
+        started_at,
+    };
+    let attempt = AssertUnwindSafe(async { context.deliver.deliver(delivery).await }).catch_unwind().await;
+    let delivered = attempt.unwrap_or_else(|_| {
+        context.metrics.panics.inc();
+        tracing::error!(run = %key.occurrence.run_id(), "an attempt panicked; it counts as failed");
+        Delivered { result: AttemptResult::Panicked, retry_after: None }
+    });
+    let duration = context.runtime.monotonic().since(began);
+    context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
+    let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result };
+    book_attempt(context, starting, &schedule, run, attempt, delivered.retry_after).await
+}
+
+async fn book_attempt(
+    context: &Context,
+    starting: Starting,
+    schedule: &Schedule,
+    run: Option<&Run>,
+    attempt: Attempt,
+    retry_after: Option<Duration>,
+) -> Ended {
+    let key = starting.key;
+    let runtime = &context.runtime;
+    // Whether the schedule was changed meanwhile is seen when the retry's row has its turn.
+    let superseded = false;
+    let outcome =
+        after_attempt(schedule, &key, &attempt.result, retry_after, superseded, runtime.now(), runtime.random());
+    let result = if attempt.result.is_success() { "success" } else { "failure" };
+    context.metrics.callback_attempts.get_or_create(&Outcome { outcome: result }).inc();
+    count_outcome(context, outcome.state);
+    let mut attempts = run.map_or_else(Vec::new, |run| run.attempts.clone());
+    if attempts.len() == domain::limits::ATTEMPTS_KEPT {
+        attempts.remove(0);
+    }
+    attempts.push(attempt);
+    let run = Run { tenant: schedule.tenant, occurrence: key.occurrence, state: outcome.state, attempts };
+    let change = Change::Run { run, then: outcome.then, ends: outcome.ends };
+    book(context, starting.booking(change, Then::Resolve(starting.entry))).await;
+    starting.ended(HowEnded::Booking)
+}
+
+fn count_outcome(context: &Context, state: RunState) {
+    let outcome = match state {
+        RunState::Retrying => {
+            context.metrics.retries.inc();
+            return;
+        }
+        RunState::Succeeded => "succeeded",
+        RunState::Failed => {
+            context.metrics.dead_letters.inc();
+            "failed"
+        }
+        RunState::Missed { .. } => "missed",
+        RunState::Cancelled => "cancelled",
+    };
+    context.metrics.occurrences.get_or_create(&Outcome { outcome }).inc();
+}
+
+async fn book(context: &Context, booking: Booking) {
+    // The bookkeeper outlives every task of its owner, unless the process ends.
+    let _process_ends = context.bookings.send(booking).await;
+}

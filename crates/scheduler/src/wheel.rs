@@ -1,0 +1,199 @@
+//! A timing wheel: entries by the millisecond at which they are due.
+//!
+//! One ring of a slot per millisecond for the near future, an ordered map for what is beyond it. Inserting and
+//! expiring are constant in the number of entries (Varghese and Lauck 1987, scheme 5 with an overflow list). It knows
+//! no clock: [`Wheel::expire`] is told the instant. A clock that goes back is no error; entries wait for it.
+
+use std::collections::BTreeMap;
+
+use domain::Timestamp;
+
+/// The ring's span. A power of two, and more than the window reads ahead.
+const SLOTS: i64 = 8_192;
+const WORDS: usize = (SLOTS / 64) as usize;
+
+#[derive(Debug)]
+pub(crate) struct Wheel {
+    /// Slot `t mod SLOTS` holds what is due at `t`, for `t` in `[horizon, horizon + SLOTS)`.
+    slots: Vec<Vec<u32>>,
+    /// A bit for each slot that holds something.
+    occupied: [u64; WORDS],
+    /// Everything due before this millisecond is in `overdue`.
+    horizon: i64,
+    overdue: BTreeMap<i64, Vec<u32>>,
+    far: BTreeMap<i64, Vec<u32>>,
+    len: usize,
+}
+
+impl Wheel {
+    pub(crate) fn new(now: Timestamp) -> Self {
+        Wheel {
+            slots: (0..SLOTS).map(|_| Vec::new()).collect(),
+            occupied: [0; WORDS],
+            horizon: now.as_millis(),
+            overdue: BTreeMap::new(),
+            far: BTreeMap::new(),
+            len: 0,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(crate) fn insert(&mut self, at: Timestamp, entry: u32) {
+        let at = at.as_millis();
+        self.len += 1;
+        if at < self.horizon {
+            self.overdue.entry(at).or_default().push(entry);
+        } else if at < self.horizon + SLOTS {
+            self.put(at, entry);
+        } else {
+            self.far.entry(at).or_default().push(entry);
+        }
+    }
+
+    /// Moves every entry due at or before `now` to the end of `out`, in order of its millisecond.
+    pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<u32>) {
+        let now = now.as_millis();
+        let before = out.len();
+        while let Some(entry) = self.overdue.first_entry().filter(|entry| *entry.key() <= now) {
+            out.append(&mut entry.remove());
+        }
+        while self.horizon <= now {
+            match self.next_occupied() {
+                Some(at) if at <= now => {
+                    self.advance(at + 1, Some((at, out)));
+                }
+                _ => self.advance(now + 1, None),
+            }
+        }
+        self.len -= out.len() - before;
+    }
+
+    /// When the next entry is due.
+    pub(crate) fn next(&self) -> Option<Timestamp> {
+        let near = self.overdue.keys().next().copied().or_else(|| self.next_occupied());
+        near.or_else(|| self.far.keys().next().copied()).map(Timestamp::from_millis)
+    }
+
+    /// Moves the ring's start to `horizon`, emptying the slot `taken` on the way; everything before is empty.
+    fn advance(&mut self, horizon: i64, taken: Option<(i64, &mut Vec<u32>)>) {
+        if let Some((at, out)) = taken {
+            let slot = slot(at);
+            out.append(&mut self.slots[slot]);
+            self.occupied[slot / 64] &= !(1 << (slot % 64));
+        }
+        self.horizon = horizon;
+        while let Some(entry) = self.far.first_entry().filter(|entry| *entry.key() < horizon + SLOTS) {
+            let at = *entry.key();
+            for entry in entry.remove() {
+                if at < horizon {
+                    self.overdue.entry(at).or_default().push(entry);
+                } else {
+                    self.put(at, entry);
+                }
+            }
+        }
+        // A leap over more than the ring finds far entries that are overdue already; the caller's loop is past them.
+    }
+
+    fn put(&mut self, at: i64, entry: u32) {
+        let slot = slot(at);
+        self.slots[slot].push(entry);
+        self.occupied[slot / 64] |= 1 << (slot % 64);
+    }
+
+    fn next_occupied(&self) -> Option<i64> {
+        let start = slot(self.horizon);
+        for step in 0..=WORDS {
+            let index = (start / 64 + step) % WORDS;
+            let mut word = self.occupied[index];
+            if step == 0 {
+                word &= !0 << (start % 64);
+            } else if step == WORDS {
+                word &= !(!0 << (start % 64));
+            }
+            if word != 0 {
+                let found = index * 64 + word.trailing_zeros() as usize;
+                let distance = (found + SLOTS as usize - start) % SLOTS as usize;
+                return Some(self.horizon + distance as i64);
+            }
+        }
+        None
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the remainder is below SLOTS")]
+fn slot(at: i64) -> usize {
+    at.rem_euclid(SLOTS) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn at(millis: i64) -> Timestamp {
+        Timestamp::from_millis(millis)
+    }
+
+    #[test]
+    fn an_entry_expires_at_its_millisecond_and_not_before() {
+        let mut wheel = Wheel::new(at(1_000));
+        let mut out = Vec::new();
+        wheel.insert(at(1_005), 7);
+        wheel.expire(at(1_004), &mut out);
+        assert!(out.is_empty());
+        wheel.expire(at(1_005), &mut out);
+        assert_eq!(out, [7]);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert(i64),
+        Expire(i64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            4 => (-20_000i64..40_000).prop_map(Step::Insert),
+            2 => (-50i64..300).prop_map(Step::Expire),
+            1 => (-5_000i64..30_000).prop_map(Step::Expire),
+        ]
+    }
+
+    proptest! {
+        /// Against an ordered map, with a clock that jumps both ways.
+        #[test]
+        fn it_does_what_an_ordered_map_does(steps in prop::collection::vec(step(), 1..200)) {
+            let mut now = 1_000_000;
+            let mut wheel = Wheel::new(at(now));
+            let mut model: BTreeMap<i64, Vec<u32>> = BTreeMap::new();
+            for (number, step) in (0u32..).zip(steps) {
+                match step {
+                    Step::Insert(delta) => {
+                        wheel.insert(at(now + delta), number);
+                        model.entry(now + delta).or_default().push(number);
+                    }
+                    Step::Expire(delta) => {
+                        now += delta;
+                        let mut got = Vec::new();
+                        wheel.expire(at(now), &mut got);
+                        let later = model.split_off(&(now + 1));
+                        let mut want: Vec<u32> = std::mem::replace(&mut model, later).into_values().flatten().collect();
+                        got.sort_unstable();
+                        want.sort_unstable();
+                        prop_assert_eq!(got, want);
+                    }
+                }
+                prop_assert_eq!(wheel.len(), model.values().map(Vec::len).sum::<usize>());
+                prop_assert_eq!(wheel.next().map(Timestamp::as_millis), model.keys().next().copied());
+            }
+        }
+    }
+}

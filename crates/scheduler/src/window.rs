@@ -1,0 +1,412 @@
+//! What the owner knows of the near future: keys, by poller and by millisecond, and how far each poller is accounted for.
+//!
+//! Pure: it is told what was read and what ended, and asked what to read, close and fire. A poller's stretch of time
+//! goes through four borders, each behind the one before:
+//!
+//! - `read_to`: rows up to here were read ahead into the window;
+//! - `closed`: durable; creators put no row at or before it any more;
+//! - `checked`: after `closed` was durable the rows up to here were read *again*, so that none can be missing;
+//! - `done`: durable; every occurrence up to here has its outcome, and nothing up to here is ever read again.
+//!
+//! Always true here: a key is known once, whatever number of times its row is read, until `checked` has passed it and
+//! it is resolved; `done` never passes an open key.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, BuildHasherDefault};
+use std::time::Duration;
+
+use domain::{DueKey, Occurrence, PollerId, Term, Timestamp};
+use hashbrown::HashTable;
+use rustc_hash::FxHasher;
+use slab::Slab;
+use store::{Arrival, DueBound, DuePage, DueRead, Positions};
+
+use crate::wheel::Wheel;
+
+/// The grain of closing: positions move over whole buckets of this many milliseconds.
+const BUCKET_MILLIS: i64 = 128;
+/// Rows that one read of one poller brings at most.
+const PAGE_KEYS: usize = 2_048;
+
+/// A key in the window, by its number.
+pub(crate) type EntryId = u32;
+/// A poller in the window, by its number.
+pub(crate) type PollerIndex = u32;
+
+#[derive(Debug)]
+pub(crate) struct Window {
+    ahead: Duration,
+    keys_max: usize,
+    entries: Slab<Entry>,
+    /// Entries by occurrence; of two for one occurrence, the later row.
+    index: HashTable<EntryId>,
+    wheel: Wheel,
+    pollers: Vec<Poller>,
+    by_id: BTreeMap<PollerId, PollerIndex>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: DueKey,
+    pub(crate) poller: PollerIndex,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Waiting, queued, or in flight.
+    Open,
+    /// Its outcome, or its next attempt's row, is durable.
+    Resolved,
+    /// The same row is durable at a later position.
+    Deferred { to: Timestamp },
+}
+
+#[derive(Debug)]
+struct Poller {
+    id: PollerId,
+    term: Term,
+    read_to: DueBound,
+    /// The position of the first row after `read_to`, as far as is known.
+    next: Option<Timestamp>,
+    /// The end of the read ahead that is under way.
+    reading: Option<Timestamp>,
+    /// A row at or before `read_to` for which there was no room when it arrived.
+    missed: Option<Timestamp>,
+    closed: Timestamp,
+    closing: bool,
+    checked: Timestamp,
+    done: Timestamp,
+    /// Open keys by bucket; a bucket without any is not there.
+    open: BTreeMap<i64, u32>,
+    /// Resolved keys that a second read may still bring, by bucket.
+    resolved: BTreeMap<i64, Vec<EntryId>>,
+}
+
+/// What a read of due rows is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ReadKind {
+    Ahead,
+    /// The second read, after `closed` became durable.
+    Check,
+}
+
+fn bucket(at: Timestamp) -> i64 {
+    at.as_millis().div_euclid(BUCKET_MILLIS)
+}
+
+fn bucket_end(bucket: i64) -> Timestamp {
+    Timestamp::from_millis(bucket * BUCKET_MILLIS + BUCKET_MILLIS - 1)
+}
+
+fn hash(occurrence: &Occurrence) -> u64 {
+    BuildHasherDefault::<FxHasher>::default().hash_one(occurrence)
+}
+
+fn instant_of(bound: DueBound) -> Timestamp {
+    match bound {
+        DueBound::Instant(instant) => instant,
+        DueBound::Key(key) => key.position,
+    }
+}
+
+impl Window {
+    pub(crate) fn new(options: &crate::Options, now: Timestamp) -> Self {
+        Window {
+            ahead: options.window_ahead,
+            keys_max: options.window_keys_max.max(PAGE_KEYS),
+            entries: Slab::new(),
+            index: HashTable::new(),
+            wheel: Wheel::new(now),
+            pollers: Vec::new(),
+            by_id: BTreeMap::new(),
+        }
+    }
+
+    /// Begins to serve a poller, from its durable `done`.
+    pub(crate) fn add_poller(&mut self, id: PollerId, term: Term, positions: Positions) {
+        assert!(positions.done <= positions.closed, "done is never past closed");
+        let index = PollerIndex::try_from(self.pollers.len()).expect("fewer than 2^32 pollers");
+        let known = self.by_id.insert(id, index);
+        assert!(known.is_none(), "a poller is added once");
+        self.pollers.push(Poller {
+            id,
+            term,
+            read_to: DueBound::Instant(positions.done),
+            next: Some(positions.done),
+            reading: None,
+            missed: None,
+            closed: positions.closed,
+            closing: false,
+            checked: positions.done,
+            done: positions.done,
+            open: BTreeMap::new(),
+            resolved: BTreeMap::new(),
+        });
+    }
+
+    pub(crate) fn poller(&self, index: PollerIndex) -> (PollerId, Term) {
+        let poller = &self.pollers[index as usize];
+        (poller.id, poller.term)
+    }
+
+    pub(crate) fn entry(&self, id: EntryId) -> &Entry {
+        &self.entries[id as usize]
+    }
+
+    /// Keys held, the resolved ones among them included.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The oldest instant that is not done, over all pollers that have something open.
+    pub(crate) fn oldest_open(&self) -> Option<Timestamp> {
+        let first = |poller: &Poller| poller.open.keys().next().map(|bucket| bucket * BUCKET_MILLIS);
+        self.pollers.iter().filter_map(first).min().map(Timestamp::from_millis)
+    }
+
+    /// The reads ahead that are due now; each is to be answered by [`Window::read`] or [`Window::read_failed`].
+    pub(crate) fn plan_reads(&mut self, now: Timestamp) -> Vec<(PollerIndex, DueRead)> {
+        let until = now + self.ahead;
+        let mut room = self.keys_max.saturating_sub(self.entries.len());
+        let mut reads = Vec::new();
+        for (index, poller) in (0..).zip(&mut self.pollers) {
+            if room == 0 {
+                break;
+            }
+            if poller.reading.is_some() {
+                continue;
+            }
+            if let Some(missed) = poller.missed.take() {
+                // Everything after it is read again; what is known already is recognised.
+                let before = Timestamp::from_millis(missed.as_millis() - 1);
+                if before < instant_of(poller.read_to) {
+                    poller.read_to = DueBound::Instant(before);
+                }
+                poller.next = Some(missed);
+            }
+            if poller.next.is_none_or(|next| next > until) {
+                continue;
+            }
+            poller.reading = Some(until);
+            let limit = room.min(PAGE_KEYS);
+            room -= limit;
+            reads.push((index, DueRead { poller: poller.id, after: poller.read_to, until, limit }));
+        }
+        reads
+    }
+
+    pub(crate) fn read_failed(&mut self, index: PollerIndex, kind: ReadKind) {
+        let poller = &mut self.pollers[index as usize];
+        match kind {
+            ReadKind::Ahead => poller.reading = None,
+            ReadKind::Check => poller.closing = false,
+        }
+    }
+
+    /// A page has come. For a check that is not at its end, the read to go on with.
+    pub(crate) fn read(
+        &mut self,
+        index: PollerIndex,
+        kind: ReadKind,
+        read: DueRead,
+        page: &DuePage,
+    ) -> Option<DueRead> {
+        for key in &page.keys {
+            self.admit(index, *key);
+        }
+        let last = page.keys.last().copied();
+        let complete = page.next.is_none_or(|next| next > read.until);
+        let poller = &mut self.pollers[index as usize];
+        match kind {
+            ReadKind::Ahead => {
+                poller.reading = None;
+                let read_to = match last {
+                    _ if complete => DueBound::Instant(read.until),
+                    Some(last) => DueBound::Key(last),
+                    None => read.after,
+                };
+                // A check may have come further meanwhile.
+                if instant_of(read_to) >= instant_of(poller.read_to) {
+                    poller.read_to = read_to;
+                }
+                // A row that arrived while this read was under way is perhaps not in it.
+                let arrived = poller.next.filter(|next| *next > read.until);
+                poller.next = [page.next, arrived].into_iter().flatten().min();
+                None
+            }
+            ReadKind::Check if complete => {
+                self.checked(index, read.until);
+                None
+            }
+            ReadKind::Check => {
+                let after = last.map_or(read.after, DueBound::Key);
+                Some(DueRead { after, ..read })
+            }
+        }
+    }
+
+    /// A due row was written. `false` if its poller is not served here.
+    pub(crate) fn arrived(&mut self, arrival: &Arrival) -> bool {
+        let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
+        let full = self.entries.len() >= self.keys_max;
+        let poller = &mut self.pollers[index as usize];
+        let position = arrival.key.position;
+        let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
+        if position > read_to {
+            poller.next = Some(poller.next.map_or(position, |next| next.min(position)));
+        } else if position <= poller.done {
+            // Only a row that was written again can come so late; what it asks for has its outcome.
+        } else if full {
+            poller.missed = Some(poller.missed.map_or(position, |missed| missed.min(position)));
+        } else {
+            self.admit(index, arrival.key);
+        }
+        true
+    }
+
+    fn admit(&mut self, index: PollerIndex, key: DueKey) {
+        let hash = hash(&key.occurrence);
+        let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
+        if let Some(known) = self.index.find(hash, same) {
+            let known = &self.entries[*known as usize];
+            let is_news = match known.state {
+                // A retry's row may be read before it is told that its attempt is booked.
+                State::Open | State::Resolved => key.attempt > known.key.attempt,
+                State::Deferred { to } => key.position >= to,
+            };
+            if !is_news {
+                return;
+            }
+        }
+        let entry = Entry { key, poller: index, state: State::Open };
+        let id = EntryId::try_from(self.entries.insert(entry)).expect("fewer keys than 2^32");
+        self.put_index(hash, id);
+        *self.pollers[index as usize].open.entry(bucket(key.position)).or_default() += 1;
+        self.wheel.insert(key.position, id);
+    }
+
+    fn put_index(&mut self, hash: u64, id: EntryId) {
+        let occurrence = self.entries[id as usize].key.occurrence;
+        let entries = &self.entries;
+        let same = |other: &EntryId| entries[*other as usize].key.occurrence == occurrence;
+        match self.index.find_mut(hash, same) {
+            Some(slot) => *slot = id,
+            None => {
+                let rehash = |other: &EntryId| self::hash(&entries[*other as usize].key.occurrence);
+                self.index.insert_unique(hash, id, rehash);
+            }
+        }
+    }
+
+    /// Moves what is due by `now` to the end of `out`, in order.
+    pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<EntryId>) {
+        self.wheel.expire(now, out);
+    }
+
+    pub(crate) fn next_expiry(&self) -> Option<Timestamp> {
+        self.wheel.next()
+    }
+
+    /// An expired key turned out not to be due (the clock went back): it waits again.
+    pub(crate) fn wait_again(&mut self, id: EntryId, at: Timestamp) {
+        self.wheel.insert(at, id);
+    }
+
+    /// The key's outcome, or its next attempt's row, is durable, or it came to nothing.
+    pub(crate) fn resolve(&mut self, id: EntryId) {
+        self.settle(id, State::Resolved);
+    }
+
+    /// The key's row is durable at the later position `to`.
+    pub(crate) fn deferred(&mut self, id: EntryId, to: Timestamp) {
+        self.settle(id, State::Deferred { to });
+    }
+
+    fn settle(&mut self, id: EntryId, state: State) {
+        let entry = &mut self.entries[id as usize];
+        assert_eq!(entry.state, State::Open, "a key is settled once");
+        entry.state = state;
+        let position = entry.key.position;
+        let poller = &mut self.pollers[entry.poller as usize];
+        let bucket = bucket(position);
+        let open = poller.open.get_mut(&bucket).expect("the bucket of an open key is there");
+        *open -= 1;
+        if *open == 0 {
+            poller.open.remove(&bucket);
+        }
+        if position <= poller.checked {
+            self.forget(id);
+        } else {
+            poller.resolved.entry(bucket).or_default().push(id);
+        }
+    }
+
+    fn forget(&mut self, id: EntryId) {
+        let entry = self.entries.remove(id as usize);
+        if let Ok(slot) = self.index.find_entry(hash(&entry.key.occurrence), |other| *other == id) {
+            slot.remove();
+        }
+    }
+
+    /// The positions to write now; each is to be answered by [`Window::positions_written`], or, if it could not be
+    /// written, by [`Window::read_failed`] with [`ReadKind::Check`].
+    pub(crate) fn plan_closings(&mut self, now: Timestamp) -> Vec<(PollerIndex, Positions)> {
+        // The bucket that `now` is in is still open to creators; so is the one before, for those that are slow.
+        let last = bucket(now) - 2;
+        let mut closings = Vec::new();
+        for (index, poller) in (0..).zip(&mut self.pollers) {
+            if poller.closing {
+                continue;
+            }
+            let first = [poller.open.keys().next(), poller.resolved.keys().next()].into_iter().flatten().min();
+            let has_news = first.is_some_and(|first| *first <= last && bucket_end(last) > poller.checked);
+            let closed = if has_news { poller.closed.max(bucket_end(last)) } else { poller.closed };
+            let done = poller.done_candidate();
+            if has_news || done > poller.done {
+                poller.closing = true;
+                closings.push((index, Positions { closed, done }));
+            }
+        }
+        closings
+    }
+
+    /// `positions` are durable. The second read that this asks for, if any.
+    pub(crate) fn positions_written(&mut self, index: PollerIndex, positions: Positions) -> Option<DueRead> {
+        let poller = &mut self.pollers[index as usize];
+        poller.closed = poller.closed.max(positions.closed);
+        poller.done = poller.done.max(positions.done);
+        if poller.checked >= poller.closed {
+            poller.closing = false;
+            return None;
+        }
+        let after = DueBound::Instant(poller.checked);
+        Some(DueRead { poller: poller.id, after, until: poller.closed, limit: PAGE_KEYS })
+    }
+
+    fn checked(&mut self, index: PollerIndex, until: Timestamp) {
+        let poller = &mut self.pollers[index as usize];
+        poller.closing = false;
+        poller.checked = poller.checked.max(until);
+        if instant_of(poller.read_to) < until {
+            // Everything up to `until` is in the window now.
+            poller.read_to = DueBound::Instant(until);
+        }
+        let later = poller.resolved.split_off(&(bucket(poller.checked) + 1));
+        for id in std::mem::replace(&mut poller.resolved, later).into_values().flatten() {
+            self.forget(id);
+        }
+    }
+}
+
+impl Poller {
+    fn done_candidate(&self) -> Timestamp {
+        match self.open.keys().next() {
+            Some(first) if bucket_end(*first) <= self.checked => bucket_end(first - 1).max(self.done),
+            _ => self.checked,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
