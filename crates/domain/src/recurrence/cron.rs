@@ -286,8 +286,14 @@ fn problem_of_field(kind: CronField, text: &str) -> Option<String> {
 
 /// What the parser would take, and understand in a way that nobody means: `1MON` as 11, `MON` as a minute, `,` as never.
 fn check_characters(kind: CronField, text: &str) -> Result<(), String> {
-    let is_known = |c: char| c.is_ascii_alphanumeric() || "*,-/#?+".contains(c);
-    if let Some(unknown) = text.chars().find(|c| !is_known(*c)) {
+    let is_day = matches!(kind, CronField::DayOfMonth | CronField::DayOfWeek);
+    let is_known = |(at, c): &(usize, char)| match c {
+        '?' => is_day,
+        '#' => kind == CronField::DayOfWeek,
+        '+' => kind == CronField::DayOfWeek && *at == 0,
+        _ => c.is_ascii_alphanumeric() || "*,-/".contains(*c),
+    };
+    if let Some((_, unknown)) = text.char_indices().find(|found| !is_known(found)) {
         return Err(format!("{unknown:?} has no meaning here"));
     }
     if text.split(',').any(str::is_empty) {
@@ -347,7 +353,7 @@ impl CronField {
         match self {
             CronField::Second | CronField::Minute => "0-59",
             CronField::Hour => "0-23",
-            CronField::DayOfMonth => "1-31, L for the last day, 15W for the working day nearest to the 15th",
+            CronField::DayOfMonth => "1-31, L for the last day, 15W for the weekday nearest to the 15th",
             CronField::Month => "1-12 or JAN-DEC",
             CronField::DayOfWeek => "0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second",
         }
@@ -376,7 +382,7 @@ pub enum CronError {
     )]
     FieldCount(usize),
     /// `at` counts bytes of the expression, from 0.
-    #[error("the {field} field, {text:?} at byte {at}: {problem}; it takes {values} and *, lists (1,2), ranges (1-5) and steps (*/2)", values = field.values())]
+    #[error("the {field} field, {text:?} at byte {at}: {problem}; it takes {values}; or *, lists (1,2), ranges (1-5), steps (*/2)", values = field.values())]
     Field { field: CronField, at: usize, text: String, problem: String },
     #[error("{0}")]
     Expression(String),

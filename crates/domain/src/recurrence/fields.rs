@@ -122,6 +122,8 @@ impl Fields {
     fn first_day(&self, from: i64, to: i64) -> Option<i64> {
         let mut day = from;
         while day <= to {
+            #[cfg(test)]
+            steps::take();
             let date = date_of(day)?;
             if !has(self.months, date.month()) {
                 day += i64::from(date.days_in_month() - date.day()) + 1;
@@ -137,6 +139,8 @@ impl Fields {
     fn last_day(&self, from: i64, to: i64) -> Option<i64> {
         let mut day = to;
         while day >= from {
+            #[cfg(test)]
+            steps::take();
             let date = date_of(day)?;
             if !has(self.months, date.month()) {
                 day -= i64::from(date.day());
@@ -289,4 +293,24 @@ fn distance_min_within(bits: u64) -> u32 {
         at = next;
     }
     distance
+}
+
+/// Counts the days that this thread's searches look at.
+#[cfg(test)]
+pub(super) mod steps {
+    use std::cell::Cell;
+
+    thread_local!(static TAKEN: Cell<u64> = const { Cell::new(0) });
+
+    pub(super) fn take() {
+        TAKEN.set(TAKEN.get() + 1);
+    }
+
+    pub(in crate::recurrence) fn taken() -> u64 {
+        TAKEN.get()
+    }
+
+    pub(in crate::recurrence) fn reset() {
+        TAKEN.set(0);
+    }
 }

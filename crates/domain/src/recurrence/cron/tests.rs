@@ -1,1 +1,400 @@
+use std::collections::BTreeSet;
+use std::time::Duration;
 
+use expect_test::{Expect, expect};
+use jiff::tz::Offset;
+use proptest::prelude::*;
+use proptest::sample::{select, subsequence};
+
+use super::*;
+use crate::recurrence::fields::steps;
+
+fn cron(expression: &str, zone: &str) -> Cron {
+    Cron::parse(expression, zone).unwrap_or_else(|error| panic!("{expression} in {zone}: {error}"))
+}
+
+fn at(rfc3339: &str) -> Timestamp {
+    Timestamp::from_millis(rfc3339.parse::<jiff::Timestamp>().expect("RFC 3339").as_millisecond())
+}
+
+/// The `count` instants after `after`, one a line.
+fn check(expression: &str, zone: &str, after: &str, count: usize, expected: Expect) {
+    let cron = cron(expression, zone);
+    let instants = std::iter::successors(cron.next_after(at(after)), |at| cron.next_after(*at)).take(count);
+    let lines: Vec<String> = instants.map(|at| at.to_string().replace(":00.000Z", "Z")).collect();
+    expected.assert_eq(&lines.join(" "));
+}
+
+#[test]
+fn five_fields_start_with_minutes_and_six_with_seconds() {
+    check("7 * * * *", "UTC", "2026-03-01T10:07:00Z", 2, expect!["2026-03-01T11:07Z 2026-03-01T12:07Z"]);
+    check("0 7 * * * *", "UTC", "2026-03-01T10:06:59.999Z", 2, expect!["2026-03-01T10:07Z 2026-03-01T11:07Z"]);
+    check(
+        "*/25 * * * * *",
+        "UTC",
+        "2026-03-01T10:06:30Z",
+        3,
+        expect!["2026-03-01T10:06:50.000Z 2026-03-01T10:07Z 2026-03-01T10:07:25.000Z"],
+    );
+}
+
+#[test]
+fn a_day_of_the_month_and_a_day_of_the_week_are_an_or_and_a_plus_makes_them_an_and() {
+    check(
+        "0 9 13 * 5",
+        "UTC",
+        "2026-02-01T00:00:00Z",
+        4,
+        expect!["2026-02-06T09:00Z 2026-02-13T09:00Z 2026-02-20T09:00Z 2026-02-27T09:00Z"],
+    );
+    check(
+        "0 9 13 * +5",
+        "UTC",
+        "2026-02-01T00:00:00Z",
+        3,
+        expect!["2026-02-13T09:00Z 2026-03-13T09:00Z 2026-11-13T09:00Z"],
+    );
+    check(
+        "0 9 * * SUN-TUE",
+        "UTC",
+        "2026-02-01T00:00:00Z",
+        4,
+        expect!["2026-02-01T09:00Z 2026-02-02T09:00Z 2026-02-03T09:00Z 2026-02-08T09:00Z"],
+    );
+}
+
+#[test]
+fn last_days_working_days_and_the_nth_of_a_weekday_are_understood() {
+    check(
+        "0 0 L * *",
+        "UTC",
+        "2028-01-31T00:00:00Z",
+        3,
+        expect!["2028-02-29T00:00Z 2028-03-31T00:00Z 2028-04-30T00:00Z"],
+    );
+    check("0 0 15W * *", "UTC", "2026-02-01T00:00:00Z", 2, expect!["2026-02-16T00:00Z 2026-03-16T00:00Z"]);
+    check("0 0 * * FRI#2", "UTC", "2026-02-01T00:00:00Z", 2, expect!["2026-02-13T00:00Z 2026-03-13T00:00Z"]);
+    check("0 0 * * 5L", "UTC", "2026-02-01T00:00:00Z", 2, expect!["2026-02-27T00:00Z 2026-03-27T00:00Z"]);
+}
+
+#[test]
+fn a_named_hour_that_the_clock_leaps_over_fires_at_the_first_instant_after_it() {
+    // Berlin, 29 March 2026: 02:00 to 03:00 CEST, which is 01:00Z, are not on the clock.
+    check(
+        "30 2 * * *",
+        "Europe/Berlin",
+        "2026-03-27T12:00:00Z",
+        3,
+        expect!["2026-03-28T01:30Z 2026-03-29T01:00Z 2026-03-30T00:30Z"],
+    );
+    check("*/20 2 * * *", "Europe/Berlin", "2026-03-28T01:40:00Z", 2, expect!["2026-03-29T01:00Z 2026-03-30T00:00Z"]);
+    check("0 2,3 * * *", "Europe/Berlin", "2026-03-29T00:00:00Z", 2, expect!["2026-03-29T01:00Z 2026-03-30T00:00Z"]);
+}
+
+#[test]
+fn a_named_hour_that_the_clock_shows_twice_fires_the_first_time() {
+    // Berlin, 25 October 2026: 02:00 to 03:00 is 00:00Z to 01:00Z, and again 01:00Z to 02:00Z.
+    check("30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z", 2, expect!["2026-10-25T00:30Z 2026-10-26T01:30Z"]);
+    check("30 2 * * *", "Europe/Berlin", "2026-10-25T01:10:00Z", 1, expect!["2026-10-26T01:30Z"]);
+}
+
+#[test]
+fn every_hour_goes_on_through_changes_of_the_clock() {
+    check(
+        "30 * * * *",
+        "Europe/Berlin",
+        "2026-03-29T00:00:00Z",
+        3,
+        expect!["2026-03-29T00:30Z 2026-03-29T01:30Z 2026-03-29T02:30Z"],
+    );
+    check(
+        "30 * * * *",
+        "Europe/Berlin",
+        "2026-10-24T23:00:00Z",
+        4,
+        expect!["2026-10-24T23:30Z 2026-10-25T00:30Z 2026-10-25T01:30Z 2026-10-25T02:30Z"],
+    );
+}
+
+#[test]
+fn a_day_that_a_zone_left_out_fires_at_its_end() {
+    // Apia had no 30 December 2011.
+    check("0 9 30 12 *", "Pacific/Apia", "2011-12-01T00:00:00Z", 2, expect!["2011-12-30T10:00Z 2012-12-29T19:00Z"]);
+}
+
+#[test]
+fn a_rare_day_is_found_and_the_last_year_has_an_end() {
+    check("0 0 29 2 +1", "UTC", "2072-03-01T00:00:00Z", 2, expect!["2112-02-29T00:00Z 2140-02-29T00:00Z"]);
+    check("0 0 1 1 *", "UTC", "9998-06-01T00:00:00Z", 3, expect!["9999-01-01T00:00Z"]);
+    check("0 0 1 1 *", "America/New_York", "1969-06-01T00:00:00Z", 1, expect!["1970-01-01T05:00Z"]);
+}
+
+#[test]
+fn a_refusal_names_the_field_the_place_and_what_would_be_right() {
+    let refusals = [
+        "",
+        "* * * *",
+        "* * * * * * *",
+        "@daily",
+        "*/0 * * * *",
+        "61 * * * *",
+        "0 25 * * *",
+        "0 9 * * 8",
+        "0 9 32 * *",
+        "0 9 0 * *",
+        "5-1 * * * *",
+        "1,,2 * * * *",
+        ", * * * *",
+        "MON * * * *",
+        "0 9 * * 1MON",
+        "0 9 * * MONTUE",
+        "0 9 * * FUNDAY",
+        "0 9 30 2 *",
+        "0 9 31 FEB,APR *",
+        "0/5 * * * *",
+        "0 9 * * é",
+        "0 9 * * 5#6",
+        "? * * * *",
+        "70000 * * * *",
+        "*/99999999999 * * * *",
+        "0\u{b}9 * * * *",
+    ];
+    let lines: Vec<String> =
+        refusals.map(|text| format!("{text:?}: {}", Cron::parse(text, "UTC").expect_err(text))).to_vec();
+    expect![[r#"
+        "": a cron expression has 5 fields (minute hour day-of-month month day-of-week) or 6 (second first), this one has 0
+        "* * * *": a cron expression has 5 fields (minute hour day-of-month month day-of-week) or 6 (second first), this one has 4
+        "* * * * * * *": a cron expression has 5 fields (minute hour day-of-month month day-of-week) or 6 (second first), this one has 7
+        "@daily": a cron expression has 5 fields (minute hour day-of-month month day-of-week) or 6 (second first), this one has 1
+        "*/0 * * * *": the minute field, "*/0" at byte 0: Step cannot be zero; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "61 * * * *": the minute field, "61" at byte 0: Number out of bounds; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 25 * * *": the hour field, "25" at byte 2: Number out of bounds; it takes 0-23; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 * * 8": the day-of-week field, "8" at byte 8: Number out of bounds; it takes 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 32 * *": the day-of-month field, "32" at byte 4: Number out of bounds; it takes 1-31, L for the last day, 15W for the weekday nearest to the 15th; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 0 * *": the day-of-month field, "0" at byte 4: Number out of bounds; it takes 1-31, L for the last day, 15W for the weekday nearest to the 15th; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "5-1 * * * *": the minute field, "5-1" at byte 0: Range out of bounds; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "1,,2 * * * *": the minute field, "1,,2" at byte 0: an item of the list is empty; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        ", * * * *": the minute field, "," at byte 0: an item of the list is empty; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "MON * * * *": the minute field, "MON" at byte 0: "MON" has no meaning here; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 * * 1MON": the day-of-week field, "1MON" at byte 8: "MON" has no meaning here; it takes 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 * * MONTUE": the day-of-week field, "MONTUE" at byte 8: "MONTUE" has no meaning here; it takes 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 * * FUNDAY": the day-of-week field, "FUNDAY" at byte 8: "FUNDAY" has no meaning here; it takes 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 30 2 *": it never fires: no day has the days and months that it names
+        "0 9 31 FEB,APR *": it never fires: no day has the days and months that it names
+        "0/5 * * * *": the minute field, "0/5" at byte 0: Invalid step syntax: single number steps like "0/5" are not allowed. Use "*/5" for wildcard steps or "X-Y/5" for range steps; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 * * é": the day-of-week field, "é" at byte 8: 'é' has no meaning here; it takes 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0 9 * * 5#6": the day-of-week field, "5#6" at byte 8: Nth specifier out of bounds; it takes 0-7 or SUN-SAT (0 and 7 are Sunday), 5L for the last Friday, 5#2 for the second; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "? * * * *": the minute field, "?" at byte 0: '?' has no meaning here; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "70000 * * * *": the minute field, "70000" at byte 0: Invalid number; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "*/99999999999 * * * *": the minute field, "*/99999999999" at byte 0: Invalid step; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)
+        "0\u{b}9 * * * *": the minute field, "0\u{b}9" at byte 0: '\u{b}' has no meaning here; it takes 0-59; or *, lists (1,2), ranges (1-5), steps (*/2)"#]].assert_eq(&lines.join("\n"));
+}
+
+#[test]
+fn an_unknown_zone_is_refused_and_a_known_one_gets_its_own_spelling() {
+    let long = "x".repeat(10_000);
+    for zone in ["", "Mars/Olympus", "Etc/Unknown", "../../etc/passwd", "Europe/Berlin\0", &long] {
+        assert!(matches!(Cron::parse("0 9 * * *", zone), Err(CronError::Zone(_))), "{zone}");
+    }
+    assert_eq!(cron("0 9 * * *", "europe/berlin").zone(), "Europe/Berlin");
+    assert_eq!(cron("0 9 * * *", "utc").zone(), "UTC");
+}
+
+#[test]
+fn a_stored_expression_is_the_same_as_the_one_that_was_parsed() {
+    let parsed = cron("0 9 * * MON", "Europe/Berlin");
+    let stored = Cron::from_stored(parsed.expression(), parsed.zone());
+    assert_eq!(stored, parsed);
+    assert_eq!(stored.check(), Ok(()));
+    assert_eq!(stored.next_after(Timestamp::MIN), parsed.next_after(Timestamp::MIN));
+    assert!(Cron::from_stored("0 9 * * FUNDAY", "UTC").check().is_err());
+}
+
+#[test]
+fn the_densest_distance_is_found_within_and_across_minutes_hours_and_days() {
+    for (expression, secs) in [
+        ("* * * * * *", 1),
+        ("0,59 * * * * *", 1),
+        ("*/15 * * * * *", 15),
+        ("5 */20 * * * *", 1_200),
+        ("*/7 * * * *", 240),
+        ("58 * * * *", 3_600),
+        ("0 0,23 * * *", 3_600),
+        ("0,30 9 * * *", 1_800),
+        ("0 9 * * MON", 86_400),
+    ] {
+        assert_eq!(cron(expression, "UTC").distance_min_secs(), secs, "{expression}");
+    }
+}
+
+/// What an expression says, as sets of numbers, and the expression.
+#[derive(Clone, Debug)]
+struct Model {
+    seconds: Vec<u8>,
+    minutes: Vec<u8>,
+    hours: Vec<u8>,
+    /// `None` is a star.
+    month_days: Option<Vec<u8>>,
+    week_days: Option<Vec<u8>>,
+}
+
+impl Model {
+    fn expression(&self) -> String {
+        let list = |values: &Vec<u8>| values.iter().map(u8::to_string).collect::<Vec<_>>().join(",");
+        let or_star = |values: &Option<Vec<u8>>| values.as_ref().map_or("*".to_owned(), list);
+        let [seconds, minutes, hours] = [&self.seconds, &self.minutes, &self.hours].map(list);
+        format!("{seconds} {minutes} {hours} {} * {}", or_star(&self.month_days), or_star(&self.week_days))
+    }
+
+    fn names(&self, wall: i64) -> bool {
+        let time = Offset::UTC.to_datetime(jiff::Timestamp::from_second(wall).expect("a year of today"));
+        let has = |values: &[u8], value: i8| values.contains(&value.unsigned_abs());
+        let month_day = self.month_days.as_deref().map(|days| has(days, time.day()));
+        let week_day = self.week_days.as_deref().map(|days| has(days, time.weekday().to_sunday_zero_offset()));
+        let day = match (month_day, week_day) {
+            (Some(month_day), Some(week_day)) => month_day || week_day,
+            (month_day, week_day) => month_day.or(week_day).unwrap_or(true),
+        };
+        day && has(&self.seconds, time.second()) && has(&self.minutes, time.minute()) && has(&self.hours, time.hour())
+    }
+
+    /// The instants of `from..to`, by asking the clock on the wall every `step` seconds.
+    fn walk(&self, zone: &TimeZone, from: i64, to: i64, step: i64) -> BTreeSet<i64> {
+        let clock = |at: i64| {
+            let instant = jiff::Timestamp::from_second(at).expect("a year of today");
+            at + i64::from(zone.to_offset(instant).seconds())
+        };
+        let begin = from - 6 * 3_600 - from.rem_euclid(step);
+        let mut latest = clock(begin);
+        let mut found = BTreeSet::new();
+        for at in (begin + step..to).step_by(usize::try_from(step).expect("positive")) {
+            let wall = clock(at);
+            let is_new = wall > latest;
+            let leapt_over =
+                (latest + step..wall).step_by(usize::try_from(step).expect("positive")).any(|leapt| self.names(leapt));
+            let fires = match self.hours.len() {
+                24 => self.names(wall),
+                _ => is_new && (self.names(wall) || leapt_over),
+            };
+            if fires && at >= from {
+                found.insert(at);
+            }
+            latest = latest.max(wall);
+        }
+        found
+    }
+}
+
+fn values(max: u8, count_max: usize) -> impl Strategy<Value = Vec<u8>> {
+    subsequence((0..=max).collect::<Vec<u8>>(), 1..=count_max)
+}
+
+fn model(seconds: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Model> {
+    let hours = prop_oneof![
+        2 => values(23, 24),
+        2 => values(4, 3),
+        1 => Just((0..24).collect::<Vec<u8>>()),
+    ];
+    let month_days = prop_oneof![2 => Just(None), 1 => values(30, 20).prop_map(|days| {
+        Some(days.into_iter().map(|day| day + 1).collect::<Vec<_>>())
+    })];
+    let week_days = prop_oneof![2 => Just(None), 1 => values(6, 6).prop_map(Some)];
+    // Times at which clocks change, and as many others.
+    let minutes = prop_oneof![values(59, 6), subsequence(vec![0_u8, 15, 30, 45], 1..=4)];
+    (seconds, minutes, hours, month_days, week_days).prop_map(|(seconds, minutes, hours, month_days, week_days)| {
+        Model { seconds, minutes, hours, month_days, week_days }
+    })
+}
+
+/// Zones, and a day at or near which their clocks changed.
+const CHANGES: [(&str, &str); 14] = [
+    ("UTC", "2026-03-29T00:00:00Z"),
+    ("Europe/Berlin", "2026-03-29T01:00:00Z"),
+    ("Europe/Berlin", "2026-10-25T01:00:00Z"),
+    ("America/New_York", "2026-03-08T07:00:00Z"),
+    ("America/New_York", "2026-11-01T06:00:00Z"),
+    // Half an hour.
+    ("Australia/Lord_Howe", "2026-04-04T15:00:00Z"),
+    ("Australia/Lord_Howe", "2026-10-03T15:30:00Z"),
+    // Two hours.
+    ("Antarctica/Troll", "2026-03-29T01:00:00Z"),
+    ("Antarctica/Troll", "2026-10-25T01:00:00Z"),
+    // At midnight.
+    ("America/Sao_Paulo", "2018-11-04T03:00:00Z"),
+    ("America/Sao_Paulo", "2018-02-18T02:00:00Z"),
+    // Around Ramadan.
+    ("Africa/Casablanca", "2026-02-15T02:00:00Z"),
+    // A whole day.
+    ("Pacific/Apia", "2011-12-30T10:00:00Z"),
+    ("Asia/Kathmandu", "2026-01-01T00:00:00Z"),
+];
+
+/// The instants of a walk by [`Cron::next_after`], checked against the other searches on the way.
+fn searched(cron: &Cron, from: i64, to: i64) -> Result<BTreeSet<i64>, TestCaseError> {
+    let millis = |secs: i64| Timestamp::from_millis(secs * 1_000);
+    let mut found = BTreeSet::new();
+    let mut at = millis(from) - Duration::from_millis(1);
+    while let Some(next) = cron.next_after(at).filter(|next| *next < millis(to)) {
+        prop_assert!(next > at, "{next} comes after {at}");
+        prop_assert_eq!(cron.latest_at(next), Some(next));
+        if !found.is_empty() {
+            prop_assert_eq!(cron.latest_at(next - Duration::from_millis(1)), Some(at));
+        }
+        found.insert(next.as_millis() / 1_000);
+        at = next;
+    }
+    let count = cron.count_between(millis(from) - Duration::from_millis(1), millis(to));
+    prop_assert_eq!(usize::try_from(count), Ok(found.len()));
+    Ok(found)
+}
+
+proptest! {
+    #[test]
+    fn minutes_are_those_that_a_walk_past_the_clock_on_the_wall_finds(
+        model in model(Just(vec![0])),
+        (zone, change) in select(&CHANGES[..]),
+        days_before in 0_i64..5,
+    ) {
+        let from = at(change).as_millis() / 1_000 - days_before * 86_400 - 7_200;
+        let to = from + 6 * 86_400;
+        let cron = cron(&model.expression(), zone);
+        let walked = model.walk(&TimeZone::get(zone).expect("a zone"), from, to, 60);
+        prop_assert_eq!(searched(&cron, from, to)?, walked, "{}", model.expression());
+    }
+
+    #[test]
+    fn seconds_are_those_that_a_walk_past_the_clock_on_the_wall_finds(
+        model in model(values(59, 3)),
+        (zone, change) in select(&CHANGES[..]),
+        before_secs in 0_i64..6_000,
+    ) {
+        let from = at(change).as_millis() / 1_000 - before_secs;
+        let to = from + 9_000;
+        let cron = cron(&model.expression(), zone);
+        let walked = model.walk(&TimeZone::get(zone).expect("a zone"), from, to, 1);
+        prop_assert_eq!(searched(&cron, from, to)?, walked, "{}", model.expression());
+    }
+
+    #[test]
+    fn any_text_is_refused_or_fires_again_and_again_after_a_bounded_search(
+        expression in prop_oneof![
+            "\\PC{0,40}",
+            "([-*/,?#LW0-9]{1,6} ){4,6}[-*/,?#LWA-Z0-9+]{1,6}",
+            "([*0-9]|[*]/[0-9]{1,5}|[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2},[0-9]{1,2}|L|[0-9]{1,2}W)( ([*1-9]|[1-7]#[1-5]|[1-7]L|[+][1-7]|[*]/[0-9]{1,2}|[A-Za-z]{3})){4,5}",
+        ],
+        zone in select(&["UTC", "Europe/Berlin", "Africa/Casablanca", "Pacific/Apia"][..]),
+        after_millis in 0_i64..250_000_000_000_000,
+    ) {
+        const DAYS_MAX: u64 = 41 * 366 + 1_000;
+        if let Ok(cron) = Cron::parse(&expression, zone) {
+            let after = Timestamp::from_millis(after_millis);
+            steps::reset();
+            let next = cron.next_after(after);
+            prop_assert!(steps::taken() <= DAYS_MAX);
+            prop_assert!(next.is_some_and(|next| next > after));
+            steps::reset();
+            prop_assert!(cron.latest_at(after).is_none_or(|latest| latest <= after));
+            prop_assert!(steps::taken() <= DAYS_MAX);
+        }
+    }
+}
