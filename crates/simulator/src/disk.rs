@@ -1,0 +1,296 @@
+//! The simulated disk: [`runtime::Disk`] over a [`Volume`], in simulated time.
+//!
+//! An operation has its effect when it is first polled and answers after its time; a sync has its effect when it
+//! answers. Of a member that went down, no operation answers any more.
+
+pub(crate) mod contents;
+pub(crate) mod volume;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use runtime::{Disk, DiskFile, OpenMode};
+
+use crate::disk::volume::{InodeId, Volume};
+use crate::executor::{Blow, Core, MemberIndex, Shared, Sleep};
+use crate::faults::Incident;
+use crate::trace::{Event, digest};
+
+/// One start's door to its member's disk.
+#[derive(Clone)]
+pub(crate) struct SimulatedDisk {
+    shared: Arc<Shared>,
+    member: MemberIndex,
+    boot: u64,
+}
+
+/// What an operation does to the volume, for the trace.
+struct Operation<'a> {
+    name: &'static str,
+    path: &'a Path,
+    offset: u64,
+    len: u64,
+    digest: u64,
+}
+
+impl<'a> Operation<'a> {
+    fn on(name: &'static str, path: &'a Path) -> Self {
+        Operation { name, path, offset: 0, len: 0, digest: 0 }
+    }
+}
+
+impl SimulatedDisk {
+    pub(crate) fn new(shared: Arc<Shared>, member: MemberIndex, boot: u64) -> Self {
+        SimulatedDisk { shared, member, boot }
+    }
+
+    /// Runs `effect`, and answers a drawn time later.
+    async fn operate<T>(
+        &self,
+        operation: Operation<'_>,
+        effect: impl FnOnce(&mut Core, MemberIndex) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let begun = self.begin(operation, |core, member| {
+            let result = effect(core, member);
+            if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::StorageFull) {
+                core.incident(member, Incident::DiskFull, "");
+            }
+            let time = core.faults.operation_time.clone();
+            (result, core.random.duration(&time))
+        });
+        let Some((result, time)) = begun else { return std::future::pending().await };
+        self.pass(time).await;
+        result
+    }
+
+    /// `None` if this start of the member is over, be it by this very operation.
+    fn begin<T>(&self, operation: Operation<'_>, effect: impl FnOnce(&mut Core, MemberIndex) -> T) -> Option<T> {
+        let (result, power_goes) = {
+            let mut guard = self.shared.lock();
+            let core = &mut *guard;
+            if !core.is_current(self.member, self.boot) {
+                return None;
+            }
+            let Operation { name, path, offset, len, digest } = operation;
+            let member = &mut core.members[self.member];
+            let path = path.to_str().unwrap_or("a path that is not UTF-8");
+            let event = Event::Disk { member: &member.name, operation: name, path, offset, len, digest };
+            core.trace.record(core.now, &event);
+            member.volume.operations += 1;
+            let power_goes = member.volume.crash_at.is_some_and(|at| member.volume.operations >= at);
+            (effect(core, self.member), power_goes)
+        };
+        if power_goes {
+            self.shared.strike(self.member, Blow::Crash);
+            return None;
+        }
+        Some(result)
+    }
+
+    async fn pass(&self, time: Duration) {
+        if time.is_zero() {
+            return;
+        }
+        let at = self.shared.lock().now + time;
+        Sleep::new(self.shared.clone(), self.member, self.boot, at).await;
+    }
+
+    fn open_now(&self, core: &mut Core, path: &Path, mode: OpenMode) -> io::Result<Arc<dyn DiskFile>> {
+        let volume = &mut core.members[self.member].volume;
+        let inode = match mode {
+            OpenMode::Read | OpenMode::ReadWrite => volume.find(path)?,
+            OpenMode::CreateNew => volume.create(path)?,
+        };
+        volume.hold(inode);
+        let writable = mode != OpenMode::Read;
+        Ok(Arc::new(SimulatedFile { disk: self.clone(), path: path.to_owned(), inode, writable }))
+    }
+
+    fn lock_now(&self, core: &mut Core, path: &Path) -> io::Result<Box<dyn Send + Sync>> {
+        let volume = &mut core.members[self.member].volume;
+        if volume.find(path).is_err() {
+            volume.create(path)?;
+        }
+        if !volume.lock(path) {
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, "the file is locked"));
+        }
+        Ok(Box::new(LockGuard { disk: self.clone(), path: path.to_owned() }))
+    }
+
+    /// The volume, unless this start of the member is over.
+    fn with_volume(&self, effect: impl FnOnce(&mut Volume)) {
+        let mut core = self.shared.lock();
+        if core.is_current(self.member, self.boot) {
+            effect(&mut core.members[self.member].volume);
+        }
+    }
+}
+
+fn volume(core: &mut Core, member: MemberIndex) -> &mut Volume {
+    &mut core.members[member].volume
+}
+
+fn broken(what: &str) -> io::Error {
+    io::Error::other(format!("simulated input/output error: {what}"))
+}
+
+impl Disk for SimulatedDisk {
+    fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        let operation = Operation::on("create_dir_all", path);
+        Box::pin(self.operate(operation, |core, member| volume(core, member).make_folders(path)))
+    }
+
+    fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+        Box::pin(self.operate(Operation::on("open", path), move |core, _| self.open_now(core, path, mode)))
+    }
+
+    fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
+        Box::pin(self.operate(Operation::on("list", dir), |core, member| volume(core, member).list(dir)))
+    }
+
+    fn rename<'a>(&'a self, from: &'a Path, to: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        let operation =
+            Operation { digest: digest(to.as_os_str().as_encoded_bytes()), ..Operation::on("rename", from) };
+        Box::pin(self.operate(operation, |core, member| volume(core, member).rename(from, to)))
+    }
+
+    fn remove<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(self.operate(Operation::on("remove", path), |core, member| volume(core, member).remove(path)))
+    }
+
+    fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        Box::pin(self.operate(Operation::on("sync_dir", dir), |core, member| volume(core, member).sync_folder(dir)))
+    }
+
+    fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>> {
+        let operation = Operation::on("free_bytes", path);
+        Box::pin(self.operate(operation, |core, member| Ok(volume(core, member).free_bytes())))
+    }
+
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
+        Box::pin(self.operate(Operation::on("lock", path), |core, _| self.lock_now(core, path)))
+    }
+}
+
+struct LockGuard {
+    disk: SimulatedDisk,
+    path: PathBuf,
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        self.disk.with_volume(|volume| volume.unlock(&self.path));
+    }
+}
+
+struct SimulatedFile {
+    disk: SimulatedDisk,
+    path: PathBuf,
+    inode: InodeId,
+    writable: bool,
+}
+
+impl Drop for SimulatedFile {
+    fn drop(&mut self) {
+        self.disk.with_volume(|volume| volume.release(self.inode));
+    }
+}
+
+impl SimulatedFile {
+    fn operation(&self, name: &'static str, offset: u64, len: u64) -> Operation<'_> {
+        Operation { offset, len, ..Operation::on(name, &self.path) }
+    }
+
+    fn check_writable(&self) -> io::Result<()> {
+        if self.writable { Ok(()) } else { Err(io::Error::from(io::ErrorKind::PermissionDenied)) }
+    }
+
+    fn write_now(&self, core: &mut Core, member: MemberIndex, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.check_writable()?;
+        let probability = core.faults.write_fail;
+        if core.random.chance(probability) {
+            core.incident(member, Incident::FailedWrite, &self.path.to_string_lossy());
+            volume(core, member).write_some(self.inode, offset, bytes)?;
+            return Err(broken("write"));
+        }
+        volume(core, member).write(self.inode, offset, bytes)
+    }
+
+    fn allocate_now(&self, core: &mut Core, member: MemberIndex, len: u64) -> io::Result<()> {
+        self.check_writable()?;
+        let probability = core.faults.write_fail;
+        if core.random.chance(probability) {
+            core.incident(member, Incident::FailedWrite, &self.path.to_string_lossy());
+            return Err(broken("allocate"));
+        }
+        volume(core, member).allocate(self.inode, len)
+    }
+
+    fn read_now(&self, core: &mut Core, member: MemberIndex, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let probability = core.faults.read_fail;
+        if core.random.chance(probability) {
+            core.incident(member, Incident::FailedRead, &self.path.to_string_lossy());
+            return Err(broken("read"));
+        }
+        volume(core, member).read(self.inode, offset, into)
+    }
+
+    async fn sync(&self) -> io::Result<()> {
+        let begun = self.disk.begin(self.operation("sync_data", 0, 0), |core, member| {
+            let slow = core.faults.sync_slow;
+            let slow = core.random.chance(slow);
+            if slow {
+                core.incident(member, Incident::SlowSync, &self.path.to_string_lossy());
+            }
+            let time = if slow { core.faults.sync_slow_time.clone() } else { core.faults.sync_time.clone() };
+            (volume(core, member).last_write(self.inode), core.random.duration(&time))
+        });
+        let Some((covered, time)) = begun else { return std::future::pending().await };
+        self.disk.pass(time).await;
+        let ended = self.disk.begin(self.operation("synced", 0, 0), |core, member| {
+            let probability = core.faults.sync_fail;
+            if !core.random.chance(probability) {
+                volume(core, member).sync(self.inode, covered);
+                return Ok(());
+            }
+            core.incident(member, Incident::FailedSync, &self.path.to_string_lossy());
+            for (incident, detail) in volume(core, member).fail_sync(self.inode, covered) {
+                core.incident(member, incident, &detail);
+            }
+            Err(broken("sync"))
+        });
+        match ended {
+            Some(result) => result,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl DiskFile for SimulatedFile {
+    fn len(&self) -> BoxFuture<'_, io::Result<u64>> {
+        let operation = self.operation("len", 0, 0);
+        Box::pin(self.disk.operate(operation, |core, member| Ok(volume(core, member).len(self.inode))))
+    }
+
+    fn read_at<'a>(&'a self, offset: u64, into: &'a mut [u8]) -> BoxFuture<'a, io::Result<()>> {
+        let operation = self.operation("read_at", offset, into.len() as u64);
+        Box::pin(self.disk.operate(operation, move |core, member| self.read_now(core, member, offset, into)))
+    }
+
+    fn write_at<'a>(&'a self, offset: u64, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>> {
+        let operation = Operation { digest: digest(bytes), ..self.operation("write_at", offset, bytes.len() as u64) };
+        Box::pin(self.disk.operate(operation, move |core, member| self.write_now(core, member, offset, bytes)))
+    }
+
+    fn allocate(&self, len: u64) -> BoxFuture<'_, io::Result<()>> {
+        let operation = self.operation("allocate", 0, len);
+        Box::pin(self.disk.operate(operation, move |core, member| self.allocate_now(core, member, len)))
+    }
+
+    fn sync_data(&self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(self.sync())
+    }
+}

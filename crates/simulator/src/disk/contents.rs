@@ -1,0 +1,79 @@
+//! The bytes of a file, in pages that copies share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const PAGE_LEN: usize = 4096;
+const PAGE: u64 = PAGE_LEN as u64;
+type Page = [u8; PAGE_LEN];
+
+/// A length, and the pages that are not all zeros.
+#[derive(Clone, Default)]
+pub(crate) struct Contents {
+    len: u64,
+    pages: BTreeMap<u64, Arc<Page>>,
+}
+
+impl Contents {
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn set_len(&mut self, len: u64) {
+        if len < self.len {
+            self.pages.split_off(&len.div_ceil(PAGE));
+            let kept = within_page(len);
+            if kept > 0
+                && let Some(page) = self.pages.get_mut(&(len / PAGE))
+            {
+                // What is beyond the end must read as zeros if the file grows again.
+                Arc::make_mut(page)[kept..].fill(0);
+            }
+        }
+        self.len = len;
+    }
+
+    /// Grows the file if it must.
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        for (at, part) in split(offset, bytes.len()) {
+            let start = within_page(at);
+            let page = self.pages.entry(at / PAGE).or_insert_with(|| Arc::new([0; PAGE_LEN]));
+            Arc::make_mut(page)[start..start + part.len()].copy_from_slice(&bytes[part]);
+        }
+        self.len = self.len.max(offset + bytes.len() as u64);
+    }
+
+    /// False, with `into` untouched, if the file ends before.
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> bool {
+        if offset.checked_add(into.len() as u64).is_none_or(|end| end > self.len) {
+            return false;
+        }
+        for (at, part) in split(offset, into.len()) {
+            let start = within_page(at);
+            let len = part.len();
+            match self.pages.get(&(at / PAGE)) {
+                Some(page) => into[part].copy_from_slice(&page[start..start + len]),
+                None => into[part].fill(0),
+            }
+        }
+        true
+    }
+}
+
+/// The stretches of a page each, as the offset in the file and the range in the buffer.
+fn split(offset: u64, len: usize) -> impl Iterator<Item = (u64, std::ops::Range<usize>)> {
+    let mut done = 0;
+    std::iter::from_fn(move || {
+        if done == len {
+            return None;
+        }
+        let at = offset + done as u64;
+        let part = (PAGE_LEN - within_page(at)).min(len - done);
+        done += part;
+        Some((at, done - part..done))
+    })
+}
+
+fn within_page(offset: u64) -> usize {
+    usize::try_from(offset % PAGE).expect("a page is small")
+}

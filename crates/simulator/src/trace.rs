@@ -1,0 +1,150 @@
+//! What happened, in order: always as a running hash, and as text where someone reads it.
+//!
+//! The hash covers every poll, every step of time, every disk operation with its bytes, and every incident, so two
+//! runs with one hash did the same things in the same order.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::time::Duration;
+
+use crate::faults::Incident;
+
+/// How much of a run is written down as text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Text {
+    #[default]
+    Off,
+    /// The last [`TAIL_LINES`] lines, polls left out, kept for [`crate::Handle::trace_tail`].
+    Tail,
+    /// Every event, to standard error, as it happens.
+    Print,
+}
+
+/// How many lines [`Text::Tail`] keeps.
+pub const TAIL_LINES: usize = 200;
+
+#[derive(Hash)]
+pub(crate) enum Event<'a> {
+    Poll { member: &'a str, task: &'static str, serial: u64 },
+    Advance,
+    Spawn { member: &'a str, task: &'static str, serial: u64 },
+    End { task: &'static str, serial: u64 },
+    Boot { member: &'a str },
+    Resume { member: &'a str },
+    Incident { member: &'a str, what: Incident, detail: &'a str },
+    Disk { member: &'a str, operation: &'static str, path: &'a str, offset: u64, len: u64, digest: u64 },
+    Note(&'a str),
+}
+
+impl fmt::Display for Event<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Event::Poll { member, task, serial } => write!(f, "{member}: polls {task}#{serial}"),
+            Event::Advance => write!(f, "time goes on"),
+            Event::Spawn { member, task, serial } => write!(f, "{member}: spawns {task}#{serial}"),
+            Event::End { task, serial } => write!(f, "{task}#{serial} ends"),
+            Event::Boot { member } => write!(f, "{member}: boots"),
+            Event::Resume { member } => write!(f, "{member}: goes on after a pause"),
+            Event::Incident { member, what, detail } => write!(f, "{member}: {what:?} {detail}"),
+            Event::Disk { member, operation, path, offset, len, .. } => {
+                write!(f, "{member}: {operation} {path} at {offset}, {len} bytes")
+            }
+            Event::Note(text) => write!(f, "note: {text}"),
+        }
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Trace {
+    hash: Digest,
+    text: Text,
+    tail: VecDeque<String>,
+}
+
+impl Trace {
+    pub(crate) fn set_text(&mut self, text: Text) {
+        self.text = text;
+    }
+
+    pub(crate) fn record(&mut self, now: Duration, event: &Event<'_>) {
+        now.hash(&mut self.hash);
+        event.hash(&mut self.hash);
+        match self.text {
+            Text::Off => {}
+            Text::Tail => self.keep(now, event),
+            Text::Print => eprintln!("{} {event}", stamp(now)),
+        }
+    }
+
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash.finish()
+    }
+
+    pub(crate) fn tail(&self) -> Vec<String> {
+        self.tail.iter().cloned().collect()
+    }
+
+    fn keep(&mut self, now: Duration, event: &Event<'_>) {
+        if matches!(event, Event::Poll { .. } | Event::Advance) {
+            return;
+        }
+        if self.tail.len() == TAIL_LINES {
+            self.tail.pop_front();
+        }
+        self.tail.push_back(format!("{} {event}", stamp(now)));
+    }
+}
+
+fn stamp(now: Duration) -> String {
+    format!("{:>14.6}", now.as_secs_f64())
+}
+
+/// The hash of some bytes, for [`Event::Disk`].
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
+    let mut digest = Digest::default();
+    digest.write(bytes);
+    digest.finish()
+}
+
+/// A hash that is the same on every machine: the standard library does not promise that of its own.
+#[derive(Clone, Copy)]
+struct Digest(u64);
+
+impl Default for Digest {
+    fn default() -> Self {
+        Digest(0xcbf2_9ce4_8422_2325)
+    }
+}
+
+impl Hasher for Digest {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        let (words, rest) = bytes.as_chunks::<8>();
+        for word in words {
+            self.write_u64(u64::from_le_bytes(*word));
+        }
+        for byte in rest {
+            self.write_u64(u64::from(*byte));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(u64::from(word));
+    }
+
+    fn write_u8(&mut self, byte: u8) {
+        self.write_u64(u64::from(byte));
+    }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
+}
