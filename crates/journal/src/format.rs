@@ -1,0 +1,251 @@
+//! The bytes on disk: a segment's header, and records. Pure; reads and writes nothing.
+//!
+//! All numbers are little-endian. A segment is one [`BLOCK`] that begins with a [`SegmentHeader`], then records, each
+//! beginning at a multiple of [`BLOCK`]: a [`RecordHeader`], the entries (each a `u32` length and its bytes), zeros up
+//! to the next multiple.
+//!
+//! Always true here: no two records share a block, so that writing one never touches a sector that an earlier one was
+//! told durable in. A disk that loses power in the middle of a write may ruin every sector of that write, and those of
+//! no other.
+//!
+//! A record carries its segment's salt, drawn anew each time that the file is used, and its own offset; both are under
+//! its checksum, and the checksum of the entries starts from the salt. So neither what an earlier use left behind, nor
+//! a payload that imitates a record, nor a block that the disk wrote to a wrong place passes for one.
+
+use bytes::Bytes;
+
+pub(crate) const BLOCK: u64 = 4096;
+pub(crate) const VERSION: u16 = 1;
+pub(crate) const HEADER_BYTES: usize = 64;
+/// What each entry takes up besides its own bytes.
+pub(crate) const ENTRY_OVERHEAD: usize = 4;
+
+const SEGMENT_MAGIC: [u8; 8] = *b"RVLJRNL\0";
+const RECORD_MAGIC: [u8; 4] = *b"RVRC";
+
+/// The first bytes of a segment: written and synced before the file gets a segment's name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SegmentHeader {
+    pub(crate) journal_id: u128,
+    /// Counts up by one from segment to segment.
+    pub(crate) number: u64,
+    pub(crate) salt: u64,
+    /// Entries below this were durable when the segment was prepared, and are in earlier segments.
+    pub(crate) synced_below: u64,
+    /// Of the whole file.
+    pub(crate) length: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SegmentHeaderError {
+    Damaged,
+    Version(u16),
+}
+
+impl SegmentHeader {
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&SEGMENT_MAGIC);
+        bytes[12..14].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.journal_id.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.number.to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.salt.to_le_bytes());
+        bytes[48..56].copy_from_slice(&self.synced_below.to_le_bytes());
+        bytes[56..].copy_from_slice(&self.length.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[12..]);
+        bytes[8..12].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, SegmentHeaderError> {
+        if bytes[..8] != SEGMENT_MAGIC || read_u32(bytes, 8) != crc32c::crc32c(&bytes[12..]) {
+            return Err(SegmentHeaderError::Damaged);
+        }
+        let version = u16::from_le_bytes([bytes[12], bytes[13]]);
+        if version != VERSION {
+            return Err(SegmentHeaderError::Version(version));
+        }
+        Ok(SegmentHeader {
+            journal_id: u128::from(read_u64(bytes, 24)) << 64 | u128::from(read_u64(bytes, 16)),
+            number: read_u64(bytes, 32),
+            salt: read_u64(bytes, 40),
+            synced_below: read_u64(bytes, 48),
+            length: read_u64(bytes, 56),
+        })
+    }
+}
+
+/// The first bytes of a record: one group commit, or a marker, which has no entries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RecordHeader {
+    /// Where the record is in its segment.
+    pub(crate) offset: u64,
+    /// The index of its first entry; of the next one to come, in a marker.
+    pub(crate) first_index: u64,
+    /// Entries below this were durable when the record was written.
+    pub(crate) synced_below: u64,
+    pub(crate) count: u32,
+    body_bytes: u32,
+    body_crc: u32,
+}
+
+impl RecordHeader {
+    /// Exclusive.
+    pub(crate) fn end_index(&self) -> u64 {
+        self.first_index + u64::from(self.count)
+    }
+
+    /// Exclusive; where the next record may begin.
+    pub(crate) fn end_offset(&self) -> u64 {
+        self.offset + record_bytes(self.body_bytes as usize)
+    }
+
+    pub(crate) fn body_offset(&self) -> u64 {
+        self.offset + HEADER_BYTES as u64
+    }
+
+    pub(crate) fn body_bytes(&self) -> usize {
+        self.body_bytes as usize
+    }
+
+    fn encode(&self, salt: u64) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&RECORD_MAGIC);
+        bytes[8..16].copy_from_slice(&salt.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.first_index.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.synced_below.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.count.to_le_bytes());
+        bytes[44..48].copy_from_slice(&self.body_bytes.to_le_bytes());
+        bytes[48..52].copy_from_slice(&self.body_crc.to_le_bytes());
+        let crc = crc32c::crc32c(&bytes[8..]);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// The header of the record at `offset` of the segment with this salt and length, if `bytes` are one.
+    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES], salt: u64, offset: u64, segment_length: u64) -> Option<Self> {
+        // The salt first: it tells nearly everything else apart without a checksum.
+        if read_u64(bytes, 8) != salt || bytes[..4] != RECORD_MAGIC {
+            return None;
+        }
+        let header = RecordHeader {
+            offset: read_u64(bytes, 16),
+            first_index: read_u64(bytes, 24),
+            synced_below: read_u64(bytes, 32),
+            count: read_u32(bytes, 40),
+            body_bytes: read_u32(bytes, 44),
+            body_crc: read_u32(bytes, 48),
+        };
+        let valid = read_u32(bytes, 4) == crc32c::crc32c(&bytes[8..])
+            && header.offset == offset
+            && header.end_offset() <= segment_length
+            && header.synced_below <= header.first_index;
+        valid.then_some(header)
+    }
+
+    /// Whether `body` is what the record was written with.
+    pub(crate) fn matches(&self, salt: u64, body: &[u8]) -> bool {
+        body.len() == self.body_bytes()
+            && crc32c::crc32c_append(body_seed(salt), body) == self.body_crc
+            && is_whole(body, self.count)
+    }
+}
+
+/// What a record with entries of `body_bytes` in all takes up in a segment.
+pub(crate) fn record_bytes(body_bytes: usize) -> u64 {
+    (HEADER_BYTES as u64 + body_bytes as u64).next_multiple_of(BLOCK)
+}
+
+/// Builds records in one buffer that is kept from one to the next.
+#[derive(Default)]
+pub(crate) struct RecordBuffer {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl RecordBuffer {
+    pub(crate) fn begin(&mut self) {
+        self.bytes.clear();
+        self.bytes.resize(HEADER_BYTES, 0);
+        self.count = 0;
+    }
+
+    pub(crate) fn push(&mut self, entry: &[u8]) {
+        let length = u32::try_from(entry.len()).expect("an entry's size is limited when it is appended");
+        self.bytes.extend_from_slice(&length.to_le_bytes());
+        self.bytes.extend_from_slice(entry);
+        self.count += 1;
+    }
+
+    /// The whole record, padded to full blocks.
+    pub(crate) fn finish(&mut self, salt: u64, offset: u64, first_index: u64, synced_below: u64) -> &[u8] {
+        assert!(offset.is_multiple_of(BLOCK) && offset >= BLOCK, "a record begins at a block of its own");
+        let body = &self.bytes[HEADER_BYTES..];
+        let header = RecordHeader {
+            offset,
+            first_index,
+            synced_below,
+            count: self.count,
+            body_bytes: u32::try_from(body.len()).expect("a record's size is limited by the segment's"),
+            body_crc: crc32c::crc32c_append(body_seed(salt), body),
+        };
+        self.bytes[..HEADER_BYTES].copy_from_slice(&header.encode(salt));
+        self.bytes.resize(self.bytes.len().next_multiple_of(to_usize(BLOCK)), 0);
+        &self.bytes
+    }
+}
+
+/// The entries of a record's body, without copying them.
+pub(crate) struct Entries {
+    body: Bytes,
+    index: u64,
+}
+
+impl Entries {
+    /// `body` must have passed [`RecordHeader::matches`].
+    pub(crate) fn new(body: Bytes, first_index: u64) -> Self {
+        Entries { body, index: first_index }
+    }
+}
+
+impl Iterator for Entries {
+    type Item = (u64, Bytes);
+
+    fn next(&mut self) -> Option<(u64, Bytes)> {
+        if self.body.is_empty() {
+            return None;
+        }
+        let length = self.body.split_to(ENTRY_OVERHEAD);
+        let entry = self.body.split_to(read_u32(&length, 0) as usize);
+        let index = self.index;
+        self.index += 1;
+        Some((index, entry))
+    }
+}
+
+/// Whether `body` is exactly `count` entries.
+fn is_whole(mut body: &[u8], count: u32) -> bool {
+    for _ in 0..count {
+        let Some((length, rest)) = body.split_first_chunk::<ENTRY_OVERHEAD>() else { return false };
+        let Some(rest) = rest.get(u32::from_le_bytes(*length) as usize..) else { return false };
+        body = rest;
+    }
+    body.is_empty()
+}
+
+pub(crate) fn to_usize(value: u64) -> usize {
+    usize::try_from(value).expect("the machine has 64 bits")
+}
+
+fn body_seed(salt: u64) -> u32 {
+    crc32c::crc32c(&salt.to_le_bytes())
+}
+
+fn read_u32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn read_u64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}

@@ -1,0 +1,66 @@
+//! One segment file: reading records from it, and finding the next one past a bad place.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use runtime::DiskFile;
+
+use crate::format::{BLOCK, HEADER_BYTES, RecordHeader, to_usize};
+
+/// What is read at once when looking for a record; a multiple of [`BLOCK`].
+const SCAN_BYTES: u64 = 1 << 20;
+
+/// A segment whose header was valid. Knows nothing of what is in it.
+pub(crate) struct Segment {
+    pub(crate) number: u64,
+    pub(crate) path: PathBuf,
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) length: u64,
+    pub(crate) salt: u64,
+    /// Entries below this are in earlier segments.
+    pub(crate) synced_below: u64,
+}
+
+impl Segment {
+    /// The header of the record at `offset`, if one is there.
+    pub(crate) async fn header_at(&self, offset: u64) -> io::Result<Option<RecordHeader>> {
+        if offset + BLOCK > self.length {
+            return Ok(None);
+        }
+        let mut bytes = [0; HEADER_BYTES];
+        self.file.read_at(offset, &mut bytes).await?;
+        Ok(RecordHeader::decode(&bytes, self.salt, offset, self.length))
+    }
+
+    /// The first record header at or after `offset`, a multiple of [`BLOCK`].
+    pub(crate) async fn next_header(&self, offset: u64) -> io::Result<Option<RecordHeader>> {
+        if let Some(header) = self.header_at(offset).await? {
+            return Ok(Some(header));
+        }
+        let mut chunk = Vec::new();
+        let mut chunk_offset = offset;
+        while chunk_offset + BLOCK <= self.length {
+            let chunk_bytes = SCAN_BYTES.min(self.length - chunk_offset);
+            chunk.resize(to_usize(chunk_bytes), 0);
+            self.file.read_at(chunk_offset, &mut chunk).await?;
+            for at in (0..chunk.len()).step_by(to_usize(BLOCK)) {
+                let Some(bytes) = chunk[at..].first_chunk() else { break };
+                let header = RecordHeader::decode(bytes, self.salt, chunk_offset + at as u64, self.length);
+                if header.is_some() {
+                    return Ok(header);
+                }
+            }
+            chunk_offset += chunk_bytes;
+        }
+        Ok(None)
+    }
+
+    /// The entries of a record, or `None` if they are not what was written.
+    pub(crate) async fn body(&self, header: &RecordHeader) -> io::Result<Option<Bytes>> {
+        let mut body = vec![0; header.body_bytes()];
+        self.file.read_at(header.body_offset(), &mut body).await?;
+        Ok(header.matches(self.salt, &body).then(|| Bytes::from(body)))
+    }
+}
