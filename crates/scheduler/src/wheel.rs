@@ -64,9 +64,12 @@ impl Wheel {
         while self.horizon <= now {
             match self.next_occupied() {
                 Some(at) if at <= now => {
-                    self.advance(at + 1, Some((at, out)));
+                    let slot = slot(at);
+                    out.append(&mut self.slots[slot]);
+                    self.occupied[slot / 64] &= !(1 << (slot % 64));
+                    self.advance(at + 1, out);
                 }
-                _ => self.advance(now + 1, None),
+                _ => self.advance(now + 1, out),
             }
         }
         self.len -= out.len() - before;
@@ -78,25 +81,19 @@ impl Wheel {
         near.or_else(|| self.far.keys().next().copied()).map(Timestamp::from_millis)
     }
 
-    /// Moves the ring's start to `horizon`, emptying the slot `taken` on the way; everything before is empty.
-    fn advance(&mut self, horizon: i64, taken: Option<(i64, &mut Vec<u32>)>) {
-        if let Some((at, out)) = taken {
-            let slot = slot(at);
-            out.append(&mut self.slots[slot]);
-            self.occupied[slot / 64] &= !(1 << (slot % 64));
-        }
+    /// Moves the ring's start to `horizon`, before which it is empty. What was too far for the ring and is passed by
+    /// this leap goes to `out`.
+    fn advance(&mut self, horizon: i64, out: &mut Vec<u32>) {
         self.horizon = horizon;
         while let Some(entry) = self.far.first_entry().filter(|entry| *entry.key() < horizon + SLOTS) {
             let at = *entry.key();
-            for entry in entry.remove() {
-                if at < horizon {
-                    self.overdue.entry(at).or_default().push(entry);
-                } else {
-                    self.put(at, entry);
-                }
+            let mut entries = entry.remove();
+            if at < horizon {
+                out.append(&mut entries);
+            } else {
+                entries.into_iter().for_each(|entry| self.put(at, entry));
             }
         }
-        // A leap over more than the ring finds far entries that are overdue already; the caller's loop is past them.
     }
 
     fn put(&mut self, at: i64, entry: u32) {

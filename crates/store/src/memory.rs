@@ -84,6 +84,12 @@ impl MemoryStore {
         MemoryStore { runtime, options: self.options.clone(), data: self.data.clone() }
     }
 
+    /// The same data, behaving otherwise.
+    #[must_use]
+    pub fn with_options(self, options: MemoryOptions) -> Self {
+        MemoryStore { options, ..self }
+    }
+
     /// From now on calls fail as on a disk that is full, or on an engine that is closed.
     pub fn set_health(&self, health: Health) {
         self.model().health = health;

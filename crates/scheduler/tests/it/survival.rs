@@ -1,0 +1,96 @@
+//! A poller never dies unless asked: each injected failure, and the next due run still fires.
+
+use std::time::Duration;
+
+use domain::{AttemptResult, RunState, When};
+use scheduler::Options;
+use simulator::Simulation;
+use store::Store;
+use store::memory::{MemoryOptions, MemoryStore};
+
+use crate::house::{House, TENANT, ok, simulate, tenant};
+
+#[test]
+fn an_attempt_that_panics_counts_as_failed_and_the_next_run_fires() {
+    simulate(|runtime| async move {
+        let answer = |delivery: &scheduler::Delivery| {
+            assert!(delivery.schedule.id.as_str() != "poison", "a bug, on purpose");
+            (Duration::from_millis(3), AttemptResult::Answered(200))
+        };
+        let house = House::open(runtime, Options::default(), answer).await;
+        house.create("poison", When::At(house.in_ms(100))).await;
+        house.create("sound", When::At(house.in_ms(200))).await;
+        house.wait_for_calls(2).await;
+        house.runtime.sleep(Duration::from_secs(100)).await;
+        assert!(house.calls().iter().any(|call| call.id == "sound"));
+        let dead = house.scheduler.dead_letters(TENANT, None, 10).await.unwrap();
+        assert_eq!(dead.len(), 1);
+        assert_eq!(dead[0].attempts[0].result, AttemptResult::Panicked);
+    });
+}
+
+#[test]
+fn a_store_that_fails_now_and_then_loses_and_doubles_nothing() {
+    for seed in 0..20 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let runtime = sim.member("a");
+            let sound = MemoryStore::new(runtime.clone(), MemoryOptions::default());
+            sound.put_tenant(tenant(TENANT)).await.unwrap();
+            let options = MemoryOptions { fail_one_in: Some(4), ..MemoryOptions::default() };
+            let house = loop {
+                // Starting may fail, too; a process would be started again.
+                let failing = sound.reopen(runtime.clone()).with_options(options.clone());
+                match House::reopen(runtime.clone(), failing, Options::default(), ok).await {
+                    Ok(house) => break house,
+                    Err(_) => continue,
+                }
+            };
+            for n in 0..30 {
+                let (id, when) = (format!("n{n}"), When::At(house.in_ms(100 + 50 * n)));
+                while house.try_create(TENANT, &id, when.clone(), "http://receiver.test/").await.is_err() {}
+            }
+            house.runtime.sleep(Duration::from_secs(60)).await;
+            for n in 0..30 {
+                let calls = house.calls().into_iter().filter(|call| call.id == format!("n{n}")).count();
+                assert_eq!(calls, 1, "n{n}, seed {seed}");
+            }
+        });
+    }
+}
+
+#[test]
+fn after_a_crash_everything_without_an_outcome_fires_and_nothing_else() {
+    let sim = Simulation::new(3);
+    sim.run_until(async {
+        let runtime = sim.member("a");
+        let house = House::open(runtime, Options::default(), ok).await;
+        for n in 0..100 {
+            house.create(&format!("n{n}"), When::At(house.in_ms(1_000 + 20 * n))).await;
+        }
+        let beat = house.create("beat", When::Every(Duration::from_secs(1))).await;
+        house.wait_for_calls(40).await;
+        let before = house.calls();
+        sim.crash("a");
+        let runtime = sim.restart("a");
+        let store = house.store.reopen(runtime.clone());
+        let house = House::reopen(runtime, store, Options::default(), ok).await.unwrap();
+        house.runtime.sleep(Duration::from_secs(10)).await;
+        let after = house.calls();
+        for n in 0..100 {
+            let id = format!("n{n}");
+            let times = before.iter().chain(&after).filter(|call| call.id == id).count();
+            assert!((1..=2).contains(&times), "{id} was called {times} times");
+        }
+        let doubles: usize = (0..100)
+            .filter(|n| {
+                let id = format!("n{n}");
+                before.iter().any(|call| call.id == id) && after.iter().any(|call| call.id == id)
+            })
+            .count();
+        assert!(doubles <= 2, "only what was in flight is called again, not {doubles}");
+        let runs = house.store.runs(beat.incarnation, None, 100).await.unwrap();
+        assert!(runs.iter().all(|run| matches!(run.state, RunState::Succeeded)));
+        assert!(runs.len() >= 10);
+    });
+}
