@@ -153,7 +153,8 @@ fn header_violation(name: &str, value: &str) -> Option<Violation> {
         return Some(Violation::HeaderReserved { name: name.to_owned() });
     }
     // Visible ASCII, spaces and tabs: what every receiver reads alike.
-    HeaderValue::from_str(value).is_err().then(|| Violation::HeaderValue { name: name.to_owned() })
+    let is_good = value.is_ascii() && HeaderValue::from_str(value).is_ok();
+    (!is_good).then(|| Violation::HeaderValue { name: name.to_owned() })
 }
 
 fn check_labels(spec: &Spec, limits: &Limits, found: &mut Vec<Violation>) {

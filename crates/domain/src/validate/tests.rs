@@ -1,1 +1,242 @@
+use std::collections::BTreeMap;
 
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::Cron;
+
+const NOW: Timestamp = Timestamp::from_millis(1_790_000_000_000);
+
+fn spec() -> Spec {
+    Spec {
+        when: When::At(NOW + Duration::from_secs(60)),
+        target: target("https://example.org/hook"),
+        payload: Bytes::from_static(b"{}"),
+        labels: BTreeMap::from([("team".to_owned(), "päyments".to_owned())]),
+        retry: RetryPolicy::default(),
+    }
+}
+
+fn target(url: &str) -> Target {
+    Target::Http(HttpTarget {
+        url: url.to_owned(),
+        method: "POST".to_owned(),
+        headers: vec![("authorization".to_owned(), "Bearer x".to_owned())],
+        timeout: Duration::from_secs(10),
+    })
+}
+
+fn fields(spec: &Spec) -> Vec<Field> {
+    violations(spec, &Limits::default(), NOW).iter().map(Violation::field).collect()
+}
+
+fn with_http(change: impl FnOnce(&mut HttpTarget)) -> Spec {
+    let mut spec = spec();
+    let Target::Http(http) = &mut spec.target;
+    change(http);
+    spec
+}
+
+#[test]
+fn a_spec_within_all_limits_has_no_violations() {
+    assert_eq!(violations(&spec(), &Limits::default(), NOW), []);
+}
+
+#[test]
+fn an_instant_may_be_a_minute_past_and_ten_years_ahead_and_no_more() {
+    let Limits { past_max, horizon, .. } = Limits::default();
+    let grain = Duration::from_millis(1);
+    for (at, expected) in [
+        (NOW - past_max, None),
+        (NOW - past_max - grain, Some(Field::At)),
+        (NOW + horizon, None),
+        (NOW + horizon + grain, Some(Field::At)),
+        (Timestamp::from_millis(i64::MIN), Some(Field::At)),
+        (Timestamp::from_millis(i64::MAX), Some(Field::At)),
+    ] {
+        let spec = Spec { when: When::At(at), ..spec() };
+        assert_eq!(fields(&spec).first().cloned(), expected, "{}", at.as_millis());
+    }
+}
+
+#[test]
+fn nothing_fires_more_often_than_the_shortest_interval() {
+    let limits = Limits { interval_min: Duration::from_secs(60), ..Limits::default() };
+    let cron = |text| When::Cron(Cron::parse(text, "UTC").expect("a cron"));
+    for (when, expected) in [
+        (When::Every(Duration::from_secs(60)), None),
+        (When::Every(Duration::from_millis(59_999)), Some(Field::Every)),
+        (When::Every(Duration::ZERO), Some(Field::Every)),
+        (When::Every(Duration::MAX), Some(Field::Every)),
+        (cron("* * * * *"), None),
+        (cron("0,30 * * * * *"), Some(Field::Cron)),
+        (cron("0,59 0,1 * * * *"), Some(Field::Cron)),
+    ] {
+        let spec = Spec { when: when.clone(), ..spec() };
+        let found = violations(&spec, &limits, NOW);
+        assert_eq!(found.first().map(Violation::field), expected, "{when:?}");
+    }
+    let zero = Limits { interval_min: Duration::ZERO, ..limits };
+    let never_resting = Spec { when: When::Every(Duration::ZERO), ..spec() };
+    assert_eq!(violations(&never_resting, &zero, NOW).len(), 1);
+}
+
+#[test]
+fn a_url_is_absolute_http_with_a_host_and_nothing_hidden_in_it() {
+    for url in [
+        "http://example.org",
+        "https://example.org:8443/a/b?c=d",
+        "http://127.0.0.1:9000/",
+        "http://[::1]:9000/",
+        "HTTPS://EXAMPLE.ORG/%20",
+        "http://my_service.internal/",
+    ] {
+        assert_eq!(fields(&Spec { target: target(url), ..spec() }), [], "{url}");
+    }
+    let long = format!("http://example.org/{}", "x".repeat(2_048));
+    for (url, expected) in [
+        ("", UrlProblem::Syntax),
+        ("/hook", UrlProblem::Scheme),
+        ("example.org", UrlProblem::Scheme),
+        ("ftp://example.org/", UrlProblem::Scheme),
+        ("file:///etc/passwd", UrlProblem::Syntax),
+        ("http://", UrlProblem::Syntax),
+        ("http:///path", UrlProblem::Syntax),
+        ("http://:80/", UrlProblem::Host),
+        ("http://user:secret@example.org/", UrlProblem::UserInfo),
+        ("http://example.org:0/", UrlProblem::Port),
+        ("http://example.org:70000/", UrlProblem::Port),
+        ("http://example.org:/", UrlProblem::Port),
+        ("http://example.org/#part", UrlProblem::Fragment),
+        ("http://[::1/", UrlProblem::Syntax),
+        ("http://[zz]/", UrlProblem::Host),
+        ("http://a!b/", UrlProblem::Host),
+        ("http://example.org/a b", UrlProblem::Character { at: 20, found: ' ' }),
+        ("http://example.org/\r\nX: y", UrlProblem::Character { at: 19, found: '\r' }),
+        ("http://bücher.example/", UrlProblem::Character { at: 8, found: 'ü' }),
+        (&long, UrlProblem::Long { bytes: long.len(), bytes_max: 2_048 }),
+    ] {
+        let found = violations(&Spec { target: target(url), ..spec() }, &Limits::default(), NOW);
+        assert_eq!(found, [Violation::Url(expected)], "{url}");
+    }
+}
+
+#[test]
+fn a_method_is_a_token_and_neither_connect_nor_trace() {
+    for method in ["", "PO ST", "GET\r\n", "CONNECT", "TRACE", "É", &"X".repeat(10_000)] {
+        assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [Field::Method], "{method}");
+    }
+    for method in ["GET", "PUT", "DELETE", "PROPFIND"] {
+        assert_eq!(fields(&with_http(|http| http.method = method.to_owned())), [], "{method}");
+    }
+}
+
+#[test]
+fn no_header_breaks_out_of_its_line_or_passes_for_one_of_ours() {
+    for (name, value) in [
+        ("x-a", "b\r\nx-c: d"),
+        ("x-a", "b\n"),
+        ("x-a", "\0"),
+        ("x-a", "ü"),
+        ("x a", "b"),
+        ("", "b"),
+        ("x-a:", "b"),
+        (":path", "/"),
+        ("ü", "b"),
+        ("host", "b"),
+        ("Content-Length", "3"),
+        ("transfer-encoding", "chunked"),
+        ("connection", "close"),
+        ("traceparent", "00-1"),
+        ("webhook-id", "x"),
+        ("Webhook-Signature", "x"),
+        ("reveille-term", "9"),
+    ] {
+        let spec = with_http(|http| http.headers = vec![(name.to_owned(), value.to_owned())]);
+        assert_eq!(fields(&spec), [Field::Header(name.to_owned())], "{name:?}: {value:?}");
+    }
+    let plain = [("authorization", "Bearer a.b"), ("content-type", "text/plain"), ("x-tab", "a\tb"), ("x-empty", "")];
+    let headers = plain.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    assert_eq!(fields(&with_http(|http| http.headers = headers)), []);
+}
+
+#[test]
+fn headers_are_counted_and_weighed() {
+    let header = |bytes: usize| ("x-a".to_owned(), "v".repeat(bytes));
+    assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 32])), []);
+    assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 33])), [Field::Headers]);
+    assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 3)])), []);
+    assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 2)])), [Field::Headers]);
+}
+
+#[test]
+fn labels_are_counted_and_measured_and_have_names() {
+    let labels = |pairs: &[(&str, &str)]| Spec {
+        labels: pairs.iter().map(|(name, value)| (String::from(*name), String::from(*value))).collect(),
+        ..spec()
+    };
+    let long = "x".repeat(257);
+    assert_eq!(fields(&labels(&[("", "x")])), [Field::Label(String::new())]);
+    assert_eq!(fields(&labels(&[("a", "b\nc")])), [Field::Label("a".to_owned())]);
+    assert_eq!(fields(&labels(&[("a", &long), (&long, "b")])).len(), 2);
+    assert_eq!(fields(&labels(&[("a", &long[1..])])), []);
+    let many = Spec { labels: (0..17).map(|n| (n.to_string(), String::new())).collect(), ..spec() };
+    assert_eq!(fields(&many), [Field::Labels]);
+}
+
+#[test]
+fn everything_wrong_is_found_at_once_in_the_order_of_the_fields() {
+    let mut spec = with_http(|http| {
+        http.url = "gopher://example.org".to_owned();
+        http.timeout = Duration::ZERO;
+    });
+    spec.when = When::Every(Duration::ZERO);
+    spec.payload = Bytes::from(vec![b' '; 64 * 1024 + 1]);
+    spec.retry = RetryPolicy { attempts_max: 0, backoff: Duration::MAX, backoff_max: Duration::from_secs(86_401) };
+    let expected = [
+        Field::Every,
+        Field::Url,
+        Field::Timeout,
+        Field::Payload,
+        Field::AttemptsMax,
+        Field::BackoffMax,
+        Field::Backoff,
+    ];
+    assert_eq!(fields(&spec), expected);
+}
+
+#[test]
+fn a_violation_says_what_would_be_right() {
+    let spec = Spec { when: When::Every(Duration::from_millis(10)), ..spec() };
+    let texts: Vec<String> = violations(&spec, &Limits::default(), NOW).iter().map(ToString::to_string).collect();
+    assert_eq!(texts, ["10ms is too short; the shortest is 1s"]);
+}
+
+proptest! {
+    #[test]
+    fn what_is_found_good_can_be_sent(
+        url in "(http|HTTP|https|ftp)?(://)?[a-z0-9.:@\\[\\]-]{0,12}[/?#]?\\PC{0,10}",
+        name in "\\PC{0,8}|[a-zA-Z-]{1,12}",
+        value in "\\PC{0,8}|[ -~\\t\\r\\n]{0,8}",
+        method in "\\PC{0,6}|[A-Z]{0,8}",
+    ) {
+        let spec = with_http(|http| {
+            (http.url, http.method) = (url.clone(), method.clone());
+            http.headers = vec![(name.clone(), value.clone())];
+        });
+        let found = fields(&spec);
+        if !found.contains(&Field::Url) {
+            let uri: Uri = url.parse().expect("it is a URL");
+            prop_assert!(uri.host().is_some_and(|host| !host.is_empty()) && !url.contains(['@', '#', ' ']));
+            prop_assert!(uri.port().is_none_or(|port| port.as_u16() > 0));
+        }
+        if !found.contains(&Field::Method) {
+            prop_assert!(method.bytes().all(|c| c.is_ascii_graphic()));
+        }
+        if !found.contains(&Field::Header(name.clone())) {
+            prop_assert!(!name.is_empty() && !value.contains(['\r', '\n', '\0']));
+            prop_assert!(name.parse::<HeaderName>().is_ok());
+        }
+    }
+}

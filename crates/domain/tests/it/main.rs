@@ -1,0 +1,135 @@
+//! Names as others see them: what they are, what they survive, and how evenly they spread.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use domain::id::SHARDS;
+use domain::{
+    HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunId, ScheduleId, Target, TargetKey, TenantId, Timestamp,
+};
+use proptest::prelude::*;
+
+fn occurrence() -> impl Strategy<Value = Occurrence> {
+    let nominal = 0..=Timestamp::MAX.as_millis();
+    (any::<u128>(), nominal, any::<u32>(), any::<u16>()).prop_map(|(incarnation, nominal, revision, replay)| {
+        Occurrence {
+            incarnation: Incarnation(incarnation),
+            nominal: Timestamp::from_millis(nominal),
+            revision: Revision(revision),
+            replay,
+        }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_run_id_names_its_occurrence_and_nothing_else(of in occurrence(), other in occurrence()) {
+        let id = of.run_id();
+        prop_assert_eq!(RunId::parse(id.as_str()), Some(of));
+        prop_assert_eq!(id == other.run_id(), of == other);
+        prop_assert!(id.as_str().len() == 52 && id.as_str().bytes().all(|c| c.is_ascii_alphanumeric()));
+    }
+
+    #[test]
+    fn a_text_is_a_run_id_only_if_it_is_written_so(
+        text in prop_oneof!["\\PC{0,60}", "[0-7][0-9a-z]{25}[0-7][0-9a-z]{25}", "[0-9a-zA-Z]{52}"],
+    ) {
+        if let Some(occurrence) = RunId::parse(&text) {
+            prop_assert_eq!(occurrence.run_id().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn run_ids_of_one_schedule_sort_as_their_occurrences(one in occurrence(), mut other in occurrence()) {
+        other.incarnation = one.incarnation;
+        prop_assert_eq!(one.run_id().cmp(&other.run_id()), one.cmp(&other));
+    }
+
+    #[test]
+    fn an_id_is_made_of_the_letters_it_may_have(text in "\\PC{0,140}|[A-Za-z0-9_-]{0,140}") {
+        let is_good = (1..=128).contains(&text.len())
+            && text.bytes().all(|c| c.is_ascii_alphanumeric() || c == b'_' || c == b'-');
+        let id = ScheduleId::new(&text);
+        prop_assert_eq!(id.is_ok(), is_good);
+        prop_assert_eq!(id.ok().map(|id| id.as_str() == text).unwrap_or(true), true);
+    }
+
+    #[test]
+    fn an_id_made_by_the_server_names_its_incarnation(value: u128) {
+        let id = ScheduleId::from_incarnation(Incarnation(value));
+        prop_assert_eq!(id.to_incarnation(), Some(Incarnation(value)));
+        prop_assert_eq!(ScheduleId::new(id.as_str()), Ok(id));
+    }
+
+    #[test]
+    fn an_id_that_names_an_incarnation_is_the_one_made_of_it(text in "s[0-9a-z]{26}|[A-Za-z0-9_-]{27}") {
+        let id = ScheduleId::new(&text).expect("letters and digits");
+        if let Some(incarnation) = id.to_incarnation() {
+            prop_assert_eq!(ScheduleId::from_incarnation(incarnation), id);
+        }
+    }
+
+    #[test]
+    fn incarnations_sort_by_the_instant_they_were_made(
+        early in 0_i64..1 << 47, later in 1_i64..1 << 46, one: u128, other: u128,
+    ) {
+        let made = |millis, random| Incarnation::new(Timestamp::from_millis(millis), random);
+        prop_assert!(made(early, one) < made(early + later, other));
+    }
+
+    #[test]
+    fn a_target_is_its_scheme_host_and_port(
+        host in "[a-z]{1,10}(\\.[a-z]{2,5})?", port in 1_u16.., path in "(/[a-z]{0,5}){0,3}", query in "(\\?[a-z:/]{0,8})?",
+    ) {
+        let plain = key(&format!("https://{host}:{port}"));
+        prop_assert_eq!(key(&format!("HTTPS://{}:{port}{path}{query}", host.to_uppercase())), plain);
+        prop_assert_ne!(key(&format!("http://{host}:{port}{path}")), plain);
+        prop_assert_ne!(key(&format!("https://{host}:{}{path}", port ^ 1)), plain);
+    }
+}
+
+fn key(url: &str) -> TargetKey {
+    let (url, method, headers) = (url.to_owned(), "POST".to_owned(), Vec::new());
+    Target::Http(HttpTarget { url, method, headers, timeout: Duration::from_secs(10) }).key()
+}
+
+#[test]
+fn schedules_spread_evenly_over_pollers_whoever_names_them() {
+    let numbered = |n: u32| ScheduleId::new(&n.to_string()).expect("digits");
+    let prefixed = |n: u32| ScheduleId::new(&format!("order-2026-11-21-{n:08}")).expect("letters and digits");
+    let server_made = |n: u32| {
+        let now = Timestamp::from_millis(1_790_000_000_000 + i64::from(n / 40));
+        // SplitMix64's constants: different numbers, no pattern.
+        let random = u128::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15_bf58_476d_1ce4_e5b9);
+        ScheduleId::from_incarnation(Incarnation::new(now, random))
+    };
+    let names: [&dyn Fn(u32) -> ScheduleId; 3] = [&numbered, &prefixed, &server_made];
+    for name in names {
+        let pollers = (0..50_000).map(|n| PollerId::of(TenantId(7), 0, 64, &name(n)).number);
+        assert_even(pollers, 64, name(1).as_str());
+    }
+}
+
+#[test]
+fn pollers_spread_evenly_over_shards() {
+    let poller = |tenant, number| PollerId { tenant: TenantId(tenant), generation: 0, number };
+    let many_tenants = (0..50_000).map(|tenant| poller(tenant, 0).shard().0);
+    assert_even(many_tenants, SHARDS, "one poller of many tenants");
+    let large_tenants = (0..100).flat_map(|tenant| (0..500).map(move |number| poller(tenant, number).shard().0));
+    assert_even(large_tenants, SHARDS, "many pollers of some tenants");
+}
+
+/// Pearson's chi-square, five standard deviations above its mean at most: by chance once in a million.
+fn assert_even(places: impl Iterator<Item = u16>, place_count: u16, what: &str) {
+    let mut counts = BTreeMap::new();
+    let mut total = 0.0;
+    for place in places {
+        *counts.entry(place).or_insert(0.0) += 1.0;
+        total += 1.0;
+    }
+    assert_eq!(counts.len(), usize::from(place_count), "{what}: every place is used");
+    let expected = total / f64::from(place_count);
+    let chi_square: f64 = counts.values().map(|count: &f64| (count - expected).powi(2) / expected).sum();
+    let freedom = f64::from(place_count - 1);
+    assert!(chi_square < freedom + 5.0 * (2.0 * freedom).sqrt(), "{what}: chi-square {chi_square}, mean {freedom}");
+}
