@@ -1,9 +1,13 @@
 //! The receiver's log of a trial, and what it decides: what was lost, doubled or early, and how late the rest was.
 
 use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Seek, SeekFrom};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use anyhow::Context;
 use domain::{Incarnation, RunId, Timestamp};
 use hdrhistogram::Histogram;
 
@@ -19,13 +23,20 @@ pub(crate) struct Arrival {
     pub(crate) id: [u8; ID_BYTES],
 }
 
-/// What has arrived. Grows by chunks, so that no callback waits while a long log is copied.
+/// What has arrived.
 pub(crate) struct Arrivals {
     count: AtomicU64,
-    /// `None` if only the count is kept.
-    log: Option<Mutex<Log>>,
+    kept: Kept,
 }
 
+enum Kept {
+    Count,
+    Log(Mutex<Log>),
+    /// Another receiver writes a line for each arrival into this file.
+    File(Mutex<Follower>),
+}
+
+/// Grows by chunks, so that no callback waits while a long log is copied.
 #[derive(Default)]
 struct Log {
     chunks: Vec<Vec<Arrival>>,
@@ -37,31 +48,60 @@ const CHUNK: usize = 1 << 16;
 
 impl Arrivals {
     pub(crate) fn counting() -> Self {
-        Arrivals { count: AtomicU64::new(0), log: None }
+        Arrivals { count: AtomicU64::new(0), kept: Kept::Count }
     }
 
     pub(crate) fn logging() -> Self {
-        Arrivals { count: AtomicU64::new(0), log: Some(Mutex::default()) }
+        Arrivals { count: AtomicU64::new(0), kept: Kept::Log(Mutex::default()) }
+    }
+
+    /// Reads what another receiver appends to its log from now on; see [`parse_line`] for its form.
+    ///
+    /// # Errors
+    /// If the log cannot be read.
+    pub(crate) fn following(path: &Path) -> anyhow::Result<Self> {
+        let follower = Follower::open(path)?;
+        Ok(Arrivals { count: AtomicU64::new(0), kept: Kept::File(Mutex::new(follower)) })
     }
 
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn verdict(&self, acknowledged: &[Incarnation]) -> Verdict {
-        let Some(log) = &self.log else { return judge(&[], 0, acknowledged) };
-        let log = lock(log);
-        judge(&log.chunks.concat(), log.strange, acknowledged)
+    /// As [`Arrivals::count`], after a look at the other receiver's log if there is one.
+    pub(crate) fn progress(&self) -> anyhow::Result<u64> {
+        if let Kept::File(follower) = &self.kept {
+            let count = lock(follower).read_on()?;
+            self.count.store(count, Ordering::Relaxed);
+        }
+        Ok(self.count())
+    }
+
+    pub(crate) fn verdict(&self, acknowledged: &[Incarnation]) -> anyhow::Result<Verdict> {
+        Ok(match &self.kept {
+            Kept::Count => judge(&[], 0, acknowledged),
+            Kept::Log(log) => {
+                let log = lock(log);
+                judge(&log.chunks.concat(), log.strange, acknowledged)
+            }
+            Kept::File(follower) => {
+                let mut follower = lock(follower);
+                follower.read_on()?;
+                let mut verdict = judge(&follower.arrivals, follower.strange, acknowledged);
+                verdict.unverified = Some(follower.unverified);
+                verdict
+            }
+        })
     }
 }
 
-fn lock(log: &Mutex<Log>) -> MutexGuard<'_, Log> {
-    log.lock().expect("no holder of this lock panics")
+fn lock<T>(kept: &Mutex<T>) -> MutexGuard<'_, T> {
+    kept.lock().expect("no holder of this lock panics")
 }
 
 impl Sink for Arrivals {
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, _body: &[u8]) {
-        if let Some(log) = &self.log {
+        if let Kept::Log(log) = &self.kept {
             let mut log = lock(log);
             match header(head, "webhook-id").as_bytes().try_into() {
                 Ok(id) => log.push(Arrival { at_micros, id }),
@@ -70,6 +110,54 @@ impl Sink for Arrivals {
         }
         self.count.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Another receiver's log, as far as it has been read.
+struct Follower {
+    file: BufReader<File>,
+    /// The beginning of a line that is still being written.
+    partial: String,
+    arrivals: Vec<Arrival>,
+    unverified: u64,
+    strange: u64,
+}
+
+impl Follower {
+    fn open(path: &Path) -> anyhow::Result<Self> {
+        let mut file =
+            File::open(path).with_context(|| format!("cannot read the receiver's log {}", path.display()))?;
+        file.seek(SeekFrom::End(0))?;
+        let file = BufReader::with_capacity(1 << 16, file);
+        Ok(Follower { file, partial: String::new(), arrivals: Vec::new(), unverified: 0, strange: 0 })
+    }
+
+    /// Reads the lines that are there; how many there were since the opening.
+    fn read_on(&mut self) -> anyhow::Result<u64> {
+        while self.file.read_line(&mut self.partial)? > 0 {
+            if self.partial.ends_with('\n') {
+                match parse_line(&self.partial) {
+                    Some((arrival, verified)) => {
+                        self.arrivals.push(arrival);
+                        self.unverified += u64::from(!verified);
+                    }
+                    None => self.strange += 1,
+                }
+                self.partial.clear();
+            }
+        }
+        Ok(self.arrivals.len() as u64 + self.strange)
+    }
+}
+
+/// A line of a receiver's log: the arrival in microseconds since 1970, the webhook's id, the attempt, the nominal
+/// instant in milliseconds since 1970, and whether the signature was right (`1` or `0`), with blanks between them.
+fn parse_line(line: &str) -> Option<(Arrival, bool)> {
+    let mut fields = line.split_ascii_whitespace();
+    let at_micros = fields.next()?.parse().ok()?;
+    let id = fields.next()?.as_bytes().try_into().ok()?;
+    let _attempt = fields.next()?;
+    let _nominal = fields.next()?;
+    Some((Arrival { at_micros, id }, fields.next()? == "1"))
 }
 
 impl Log {
@@ -96,6 +184,8 @@ pub(crate) struct Verdict {
     pub(crate) early: u64,
     /// Arrivals that are of no acknowledged schedule, or without a run's id.
     pub(crate) strange: u64,
+    /// Arrivals whose signature was wrong, if the receiver looked.
+    pub(crate) unverified: Option<u64>,
     /// Of the first arrivals, in microseconds; early ones count as zero.
     pub(crate) lateness: Histogram<u64>,
     /// The instants of the first arrivals, sorted.
@@ -114,6 +204,7 @@ pub(crate) fn judge(arrivals: &[Arrival], strange: u64, acknowledged: &[Incarnat
         doubled: 0,
         early: 0,
         strange,
+        unverified: None,
         lateness: latencies(),
         first_at_micros: Vec::new(),
     };
@@ -191,5 +282,24 @@ mod tests {
         let nonsense = Arrival { at_micros: 0, id: [b'!'; ID_BYTES] };
         let verdict = judge(&[arrival(7, 0), nonsense], 1, &[Incarnation(1)]);
         assert_eq!((verdict.arrived, verdict.strange, verdict.lost), (0, 3, 1));
+    }
+
+    #[test]
+    fn another_receivers_log_is_read_from_where_the_trial_began() {
+        use std::io::Write;
+        let mut log = tempfile::NamedTempFile::new().unwrap();
+        let line = |incarnation, late, verified: u8| {
+            let Arrival { at_micros, id } = arrival(incarnation, late);
+            format!("{at_micros} {} 1 {NOMINAL} {verified}\n", str::from_utf8(&id).unwrap())
+        };
+        log.write_all(line(9, 0, 1).as_bytes()).unwrap();
+        let arrivals = Arrivals::following(log.path()).unwrap();
+        let text = line(1, 5, 1) + &line(2, 7, 0) + "nonsense\n" + &line(3, 8, 1);
+        let (now, later) = text.split_at(text.len() - 20);
+        log.write_all(now.as_bytes()).unwrap();
+        assert_eq!(arrivals.progress().unwrap(), 3, "the last line is not whole yet");
+        log.write_all(later.as_bytes()).unwrap();
+        let verdict = arrivals.verdict(&[1, 2, 3].map(Incarnation)).unwrap();
+        assert_eq!((verdict.arrived, verdict.lost, verdict.strange, verdict.unverified), (3, 0, 1, Some(1)));
     }
 }

@@ -20,10 +20,11 @@ use hyper::client::conn::http1::SendRequest;
 use runtime::{Runtime, TaskSet};
 
 use crate::bench::arrivals::Arrivals;
+use crate::bench::create::{Create, schedules_far};
 use crate::bench::load::{self, Pace, Plan};
-use crate::bench::message::{Create, Head, PAYLOAD_BYTES, Schedules};
+use crate::bench::message::{Head, PAYLOAD_BYTES};
 use crate::bench::process::{Meter, Process, free_address};
-use crate::bench::report::{Row, mebibytes, micros_each};
+use crate::bench::report::Row;
 use crate::receiver;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -64,11 +65,7 @@ async fn handler(runtime: &Runtime, name: &str, arguments: &[&str], size: Size, 
     let arguments: Vec<&str> = ["bench", "limit-handler"].iter().chain(arguments).copied().collect();
     let process = Process::start(runtime, &arguments, free_address()?, "/readyz", &log, READY_MAX).await?;
     let head = Head { host: process.address, key: "none.none".to_owned(), content_type: "application/json" };
-    let schedules = Schedules {
-        target_url: "http://127.0.0.1:9/".to_owned(),
-        first_at: runtime.now() + Duration::from_secs(86_400),
-        gap_micros: 100,
-    };
+    let schedules = schedules_far(runtime);
     let plan = Plan {
         address: process.address,
         connections: size.connections,
@@ -76,18 +73,15 @@ async fn handler(runtime: &Runtime, name: &str, arguments: &[&str], size: Size, 
         duration: size.duration,
         requests_max: u64::MAX,
     };
-    let meter = Meter::start(runtime, process.pid);
+    let meter = Meter::start(runtime, Some(process.pid));
     let outcome = load::run(runtime, plan, Arc::new(Create { head, schedules })).await?;
     let cost = meter.stop().await;
     process.kill().await?;
     ensure!(outcome.accepted > 0, "the {name} answered nothing well; see {}", log.display());
-    let mut row = Row::new(name).with_latency(&outcome.latency);
+    let mut row = Row::new(name).with_latency(&outcome.latency).with_cost(&cost, outcome.accepted);
     row.per_second = Some(outcome.per_second());
     row.count = Some(outcome.accepted);
     row.failed = Some(outcome.failed());
-    row.server_cpu_us = Some(micros_each(cost.cpu, outcome.accepted));
-    row.bench_cpu_us = Some(micros_each(cost.own_cpu, outcome.accepted));
-    row.rss_anon_mib = Some(mebibytes(cost.memory_peak_bytes));
     Ok(row)
 }
 
@@ -100,21 +94,18 @@ async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<
     let target = receiver.address.to_string();
     let arguments = ["bench", "limit-client", "--target", &target, "--connections", &connections];
     let process = Process::start(runtime, &arguments, free_address()?, "/", &log, Duration::from_secs(10)).await?;
-    let meter = Meter::start(runtime, process.pid);
+    let meter = Meter::start(runtime, Some(process.pid));
     let (before, started) = (arrivals.count(), runtime.monotonic());
     runtime.sleep(size.duration).await;
     let (count, elapsed) = (arrivals.count() - before, runtime.monotonic().since(started));
     let cost = meter.stop().await;
     process.kill().await?;
     ensure!(count > 0, "the bare client sent nothing; see {}", log.display());
-    let mut row = Row::new("limit: client");
+    let mut row = Row::new("limit: client").with_cost(&cost, count);
     #[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
     let per_second = count as f64 / elapsed.as_secs_f64();
     row.per_second = Some(per_second);
     row.count = Some(count);
-    row.server_cpu_us = Some(micros_each(cost.cpu, count));
-    row.bench_cpu_us = Some(micros_each(cost.own_cpu, count));
-    row.rss_anon_mib = Some(mebibytes(cost.memory_peak_bytes));
     Ok(row)
 }
 

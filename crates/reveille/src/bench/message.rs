@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 
 use domain::Timestamp;
 
-use crate::bench::load::Exchange;
-
 /// How long a payload is, its braces included.
 pub(crate) const PAYLOAD_BYTES: usize = 1_000;
 
@@ -63,24 +61,6 @@ pub(crate) struct Head {
     /// `id.secret`.
     pub(crate) key: String,
     pub(crate) content_type: &'static str,
-}
-
-/// `POST /v1/schedules`, one schedule each.
-pub(crate) struct Create {
-    pub(crate) head: Head,
-    pub(crate) schedules: Schedules,
-}
-
-impl Exchange for Create {
-    fn write(&self, index: u64, out: &mut Vec<u8>) {
-        let mut body = Vec::with_capacity(PAYLOAD_BYTES + 200);
-        self.schedules.write_json(index, &mut body);
-        write_request("POST", "/v1/schedules", &self.head, &body, out);
-    }
-
-    fn accept(&self, _index: u64, status: u16, _body: &[u8]) -> bool {
-        status == 201
-    }
 }
 
 #[cfg(test)]

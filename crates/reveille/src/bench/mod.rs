@@ -4,12 +4,16 @@
 //! and what was lost, doubled or early is decided from the receiver's log, never from the server's word.
 
 mod arrivals;
+mod batch;
+mod create;
+mod fire;
 mod limit;
 mod limit_handler;
 mod load;
 mod message;
 mod process;
 mod report;
+mod server;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -20,12 +24,27 @@ use clap::{Args, Subcommand};
 use runtime::Runtime;
 
 use crate::console;
+use create::Load;
+use fire::{Due, Foreign, SlowTrial, Trial};
+use limit::Part;
+use load::Pace;
 use report::Row;
+use server::{Server, ServerArguments};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
     /// What this machine can do at most: the bare handler, the bare durable handler, the bare client
     Limit(LimitArguments),
+    /// Schedules created by single requests
+    Create(CreateArguments),
+    /// Schedules created by NDJSON batches
+    Batch(BatchArguments),
+    /// Schedules moved to another instant, then cancelled, by single requests
+    Change(ChangeArguments),
+    /// Callbacks: rate, lateness, and what was lost, doubled or early
+    Fire(FireArguments),
+    /// Memory and restart with many schedules pending, and the lateness of callbacks beside them
+    Pending(PendingArguments),
     /// The child of `limit` that stands for a server
     #[command(hide = true)]
     LimitHandler {
@@ -55,7 +74,7 @@ pub(crate) struct Common {
     /// How often the trial is run; all runs are printed, and the median
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
-    /// Keep-alive connections of the load generator
+    /// Keep-alive connections of the load generator, and of the bare client
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     connections: u32,
     /// Print JSON instead of a table
@@ -78,7 +97,114 @@ pub(crate) struct LimitArguments {
     duration: u64,
     /// Only these parts
     #[arg(long, value_enum)]
-    only: Vec<limit::Part>,
+    only: Vec<Part>,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CreateArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Requests a second, due at fixed instants; without it as many as are answered
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rate: Option<u64>,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    duration: u64,
+    /// Schedules that are pending before the first run
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    preload: u64,
+    /// Measure the bare durable handler before and after each run, and tell the ratio
+    #[arg(long)]
+    with_limit: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BatchArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Schedules of each run
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    count: u64,
+    /// Schedules that are pending before the first run
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    preload: u64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ChangeArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Schedules of each run, each changed twice
+    #[arg(long, default_value_t = 200_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    count: u64,
+    /// Requests a second, due at fixed instants; without it as many as are answered
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rate: Option<u64>,
+    /// Schedules that are pending before the first run
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    preload: u64,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct FireArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Callbacks that are all due at one instant
+    #[arg(long, default_value_t = 100_000, conflicts_with = "rate", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    count: u64,
+    /// Callbacks a second, due evenly, instead
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rate: Option<u64>,
+    /// Seconds of each run, with `--rate`
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    duration: u64,
+    /// Schedules that are pending beside those that fire
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
+    pending: u64,
+    /// Seconds to create the schedules in, before the first is due [default: by their number]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    lead: Option<u64>,
+    /// `kill -9` the server when a quarter has arrived, and start it again at once
+    #[arg(long)]
+    kill: bool,
+    /// Beside `--rate` callbacks (default 1,000 a second), 1,000,000 that are due within one second for a target that
+    /// takes three seconds to answer
+    #[arg(long, conflicts_with_all = ["kill", "with_limit", "receiver_url"])]
+    slow_target: bool,
+    /// A receiver that runs, to use instead of the built-in one; see `tools/receiver-python`
+    #[arg(long, requires = "receiver_log")]
+    receiver_url: Option<String>,
+    /// The log that this receiver writes
+    #[arg(long, requires = "receiver_url")]
+    receiver_log: Option<PathBuf>,
+    /// Measure the bare client before and after each run, and tell the ratio
+    #[arg(long, conflicts_with = "rate")]
+    with_limit: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct PendingArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Schedules that are pending
+    #[arg(long, default_value_t = 10_000_000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    count: u64,
+    /// Callbacks a second that fire beside them
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    rate: u64,
+    /// Seconds of each run
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    duration: u64,
 }
 
 /// # Errors
@@ -87,6 +213,11 @@ pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
     let runtime = Runtime::real();
     match command {
         Command::Limit(arguments) => run_limit(&runtime, &arguments).await,
+        Command::Create(arguments) => run_create(&runtime, &arguments).await,
+        Command::Batch(arguments) => run_batch(&runtime, &arguments).await,
+        Command::Change(arguments) => run_change(&runtime, &arguments).await,
+        Command::Fire(arguments) => run_fire(&runtime, &arguments).await,
+        Command::Pending(arguments) => run_pending(&runtime, &arguments).await,
         Command::LimitHandler { listen, journal } => limit_handler::serve(&runtime, listen, journal).await,
         Command::LimitClient { listen, target, connections } => {
             limit::serve_client(&runtime, target, connections, listen).await
@@ -99,31 +230,173 @@ async fn run_limit(runtime: &Runtime, arguments: &LimitArguments) -> anyhow::Res
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let size =
         limit::Size { connections: arguments.common.connections(), duration: Duration::from_secs(arguments.duration) };
-    let parts = if arguments.only.is_empty() { limit::Part::ALL.to_vec() } else { arguments.only.clone() };
+    let parts = if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only.clone() };
     let mut runs = vec![Vec::new(); parts.len()];
     for _ in 0..arguments.common.runs {
         for (part, rows) in parts.iter().zip(&mut runs) {
             rows.push(limit::measure(runtime, *part, size, folder).await?);
         }
     }
+    print(&arguments.common, runs.into_iter().map(|rows| (rows, Vec::new())).collect())
+}
+
+async fn run_create(runtime: &Runtime, arguments: &CreateArguments) -> anyhow::Result<()> {
+    let common = &arguments.common;
+    let server = filled_server(runtime, common, &arguments.server, arguments.preload).await?;
+    let duration = Duration::from_secs(arguments.duration);
+    let load = Load { connections: common.connections(), pace: pace(arguments.rate), duration };
+    let mut beside = Beside::new(arguments.with_limit.then_some(Part::Durable), common);
     let mut rows = Vec::new();
-    for trial in runs {
-        rows.extend(with_summary(trial));
+    for _ in 0..common.runs {
+        beside.measure(runtime).await?;
+        let row = create::trial(runtime, &server, load).await?;
+        rows.push(beside.compare(runtime, row).await?);
     }
-    print(&arguments.common, &rows)
+    server.stop(runtime).await?;
+    print(common, vec![(rows, beside.rows)])
 }
 
-/// The runs of one trial, and their median if there are several.
-fn with_summary(runs: Vec<Row>) -> Vec<Row> {
-    let mut rows = runs;
-    if rows.len() > 1 {
-        let name = rows[0].trial.clone();
-        rows.push(report::summary(&name, &rows));
+async fn run_batch(runtime: &Runtime, arguments: &BatchArguments) -> anyhow::Result<()> {
+    const CONNECTIONS_MAX: usize = 8;
+    let common = &arguments.common;
+    let server = filled_server(runtime, common, &arguments.server, arguments.preload).await?;
+    let first_at = create::schedules_far(runtime).first_at;
+    let mut rows = Vec::new();
+    for _ in 0..common.runs {
+        let connections = common.connections().min(CONNECTIONS_MAX);
+        rows.push(batch::trial(runtime, &server, arguments.count, connections, first_at).await?);
     }
-    rows
+    server.stop(runtime).await?;
+    print(common, vec![(rows, Vec::new())])
 }
 
-fn print(common: &Common, rows: &[Row]) -> anyhow::Result<()> {
-    let text = if common.json { serde_json::to_string_pretty(rows)? } else { report::table(rows) };
+async fn run_change(runtime: &Runtime, arguments: &ChangeArguments) -> anyhow::Result<()> {
+    const DURATION_MAX: Duration = Duration::from_secs(600);
+    let common = &arguments.common;
+    let server = filled_server(runtime, common, &arguments.server, arguments.preload).await?;
+    let load = Load { connections: common.connections(), pace: pace(arguments.rate), duration: DURATION_MAX };
+    let (mut rescheduled, mut cancelled) = (Vec::new(), Vec::new());
+    for _ in 0..common.runs {
+        let schedules = create::schedules_far(runtime);
+        let of = batch::create_all(runtime, &server, schedules, arguments.count).await?;
+        let [reschedule, cancel] = create::change_trial(runtime, &server, load, of).await?;
+        rescheduled.push(reschedule);
+        cancelled.push(cancel);
+    }
+    server.stop(runtime).await?;
+    print(common, vec![(rescheduled, Vec::new()), (cancelled, Vec::new())])
+}
+
+async fn run_fire(runtime: &Runtime, arguments: &FireArguments) -> anyhow::Result<()> {
+    let common = &arguments.common;
+    let mut server = filled_server(runtime, common, &arguments.server, arguments.pending).await?;
+    let duration = Duration::from_secs(arguments.duration);
+    if arguments.slow_target {
+        let per_second = arguments.rate.unwrap_or(1_000);
+        let slow = SlowTrial { slow_count: 1_000_000, answer_after: Duration::from_secs(3), per_second, duration };
+        let rows = fire::slow_trial(runtime, &mut server, slow).await?;
+        server.stop(runtime).await?;
+        return print(common, rows.into_iter().map(|row| (vec![row], Vec::new())).collect());
+    }
+    let due = match arguments.rate {
+        Some(per_second) => Due::Evenly { per_second, duration },
+        None => Due::AtOnce { count: arguments.count },
+    };
+    let foreign = arguments.receiver_url.clone().zip(arguments.receiver_log.clone());
+    let trial = Trial {
+        due,
+        lead: arguments.lead.map_or_else(|| fire::lead(due.count()), Duration::from_secs),
+        kill: arguments.kill,
+        foreign: foreign.map(|(url, log)| Foreign { url, log }),
+    };
+    let mut beside = Beside::new(arguments.with_limit.then_some(Part::Client), common);
+    let mut rows = Vec::new();
+    for _ in 0..common.runs {
+        beside.measure(runtime).await?;
+        let row = fire::trial(runtime, &mut server, &trial).await?;
+        rows.push(beside.compare(runtime, row).await?);
+    }
+    server.stop(runtime).await?;
+    print(common, vec![(rows, beside.rows)])
+}
+
+async fn run_pending(runtime: &Runtime, arguments: &PendingArguments) -> anyhow::Result<()> {
+    let common = &arguments.common;
+    let mut server = filled_server(runtime, common, &arguments.server, arguments.count).await?;
+    let stopped = fire::restart(runtime, &mut server, false).await?;
+    let killed = fire::restart(runtime, &mut server, true).await?;
+    let due = Due::Evenly { per_second: arguments.rate, duration: Duration::from_secs(arguments.duration) };
+    let trial = Trial { due, lead: fire::lead(due.count()), kill: false, foreign: None };
+    let mut rows = Vec::new();
+    for _ in 0..common.runs {
+        rows.push(fire::trial(runtime, &mut server, &trial).await?);
+    }
+    server.stop(runtime).await?;
+    print(common, vec![(vec![stopped], Vec::new()), (vec![killed], Vec::new()), (rows, Vec::new())])
+}
+
+fn pace(rate: Option<u64>) -> Pace {
+    #[expect(clippy::cast_precision_loss, reason = "a rate is at most a million")]
+    rate.map_or(Pace::Closed, |rate| Pace::Open { per_second: rate as f64 })
+}
+
+async fn filled_server(
+    runtime: &Runtime,
+    common: &Common,
+    arguments: &ServerArguments,
+    pending: u64,
+) -> anyhow::Result<Server> {
+    let server = Server::start(runtime, arguments, &common.data).await?;
+    batch::fill(runtime, &server, &common.data, pending).await?;
+    Ok(server)
+}
+
+/// The limit that a trial is compared with, measured before the first run and after each one: what the machine gives
+/// moves, so a run is compared with its two neighbours.
+struct Beside<'a> {
+    part: Option<Part>,
+    common: &'a Common,
+    rows: Vec<Row>,
+}
+
+impl<'a> Beside<'a> {
+    fn new(part: Option<Part>, common: &'a Common) -> Self {
+        Beside { part, common, rows: Vec::new() }
+    }
+
+    /// Measures the limit, unless it has just been measured.
+    async fn measure(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
+        if self.rows.is_empty() { self.measure_again(runtime).await } else { Ok(()) }
+    }
+
+    async fn measure_again(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
+        const DURATION: Duration = Duration::from_secs(10);
+        let Some(part) = self.part else { return Ok(()) };
+        let size = limit::Size { connections: self.common.connections(), duration: DURATION };
+        self.rows.push(limit::measure(runtime, part, size, &self.common.data).await?);
+        Ok(())
+    }
+
+    /// The row with its ratio to the mean of the limits before and after it.
+    async fn compare(&mut self, runtime: &Runtime, mut row: Row) -> anyhow::Result<Row> {
+        self.measure_again(runtime).await?;
+        if let [.., before, after] = self.rows.as_slice() {
+            let limit = before.per_second.zip(after.per_second).map(|(before, after)| f64::midpoint(before, after));
+            row.ratio = row.per_second.zip(limit).map(|(rate, limit)| rate / limit);
+        }
+        Ok(row)
+    }
+}
+
+/// Prints the runs of each trial, their median if there are several, and the limits measured beside them.
+fn print(common: &Common, trials: Vec<(Vec<Row>, Vec<Row>)>) -> anyhow::Result<()> {
+    let mut rows = Vec::new();
+    for (runs, beside) in trials {
+        rows.extend(beside);
+        let summary = runs.first().filter(|_| runs.len() > 1).map(|first| report::summary(&first.trial, &runs));
+        rows.extend(runs);
+        rows.extend(summary);
+    }
+    let text = if common.json { serde_json::to_string_pretty(&rows)? } else { report::table(&rows) };
     console::line(text.trim_end()).context("cannot write the result")
 }

@@ -128,7 +128,7 @@ pub(crate) fn disk_bytes(folder: &Path) -> u64 {
 
 /// Watches what a process and this one cost.
 pub(crate) struct Meter {
-    pid: u32,
+    pid: Option<u32>,
     cpu_before: Duration,
     own_cpu_before: Duration,
     memory_peak: Arc<AtomicU64>,
@@ -138,33 +138,42 @@ pub(crate) struct Meter {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
-    pub(crate) cpu: Duration,
+    /// Of the process that is measured, if there is one.
+    pub(crate) cpu: Option<Duration>,
     pub(crate) own_cpu: Duration,
-    pub(crate) memory_peak_bytes: u64,
+    pub(crate) memory_peak_bytes: Option<u64>,
 }
 
 impl Meter {
-    pub(crate) fn start(runtime: &Runtime, pid: u32) -> Self {
+    /// Without a `pid`, only this process is measured.
+    pub(crate) fn start(runtime: &Runtime, pid: Option<u32>) -> Self {
         const PERIOD: Duration = Duration::from_millis(200);
-        let memory_peak = Arc::new(AtomicU64::new(rss_anon(pid)));
+        let memory_peak = Arc::new(AtomicU64::new(pid.map_or(0, rss_anon)));
         let tasks = TaskSet::new(runtime);
         let (stop, mut stopped) = watch::channel(());
         let (peak, clock) = (memory_peak.clone(), runtime.clone());
         tasks.spawn("bench-meter", async move {
             while clock.timeout(PERIOD, stopped.changed()).await.is_none() {
-                peak.fetch_max(rss_anon(pid), Ordering::Relaxed);
+                peak.fetch_max(pid.map_or(0, rss_anon), Ordering::Relaxed);
             }
         });
-        Meter { pid, cpu_before: cpu(pid), own_cpu_before: cpu(std::process::id()), memory_peak, tasks, stop }
+        Meter {
+            pid,
+            cpu_before: pid.map_or(Duration::ZERO, cpu),
+            own_cpu_before: cpu(std::process::id()),
+            memory_peak,
+            tasks,
+            stop,
+        }
     }
 
     pub(crate) async fn stop(self) -> Cost {
         drop(self.stop);
         self.tasks.join().await;
         Cost {
-            cpu: cpu(self.pid).saturating_sub(self.cpu_before),
+            cpu: self.pid.map(|pid| cpu(pid).saturating_sub(self.cpu_before)),
             own_cpu: cpu(std::process::id()).saturating_sub(self.own_cpu_before),
-            memory_peak_bytes: self.memory_peak.load(Ordering::Relaxed).max(rss_anon(self.pid)),
+            memory_peak_bytes: self.pid.map(|pid| self.memory_peak.load(Ordering::Relaxed).max(rss_anon(pid))),
         }
     }
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::bench::process::Cost;
+
 /// One trial, or one part of one. What does not apply is left out.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Row {
@@ -62,6 +64,14 @@ impl Row {
         self
     }
 
+    /// Fills in what `count` operations cost.
+    pub(crate) fn with_cost(mut self, cost: &Cost, count: u64) -> Self {
+        self.server_cpu_us = cost.cpu.map(|cpu| micros_each(cpu, count));
+        self.bench_cpu_us = Some(micros_each(cost.own_cpu, count));
+        self.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
+        self
+    }
+
     fn figures(&self) -> [Option<String>; COLUMNS.len()] {
         let whole = |value: Option<f64>| value.map(|value| format!("{value:.0}"));
         let fine = |value: Option<f64>| value.map(|value| format!("{value:.2}"));
@@ -111,7 +121,7 @@ fn millis(micros: u64) -> f64 {
 
 /// `part` of a whole, spread over `count` operations, in microseconds.
 #[expect(clippy::cast_precision_loss, reason = "counts of operations stay far below 2^52")]
-pub(crate) fn micros_each(part: Duration, count: u64) -> f64 {
+fn micros_each(part: Duration, count: u64) -> f64 {
     part.as_secs_f64() * 1e6 / count.max(1) as f64
 }
 

@@ -1,0 +1,255 @@
+//! NDJSON batches: as a trial of their own, and to fill a server before another.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use domain::{Incarnation, ScheduleId, Timestamp};
+use runtime::Runtime;
+use serde::{Deserialize, Serialize};
+
+use crate::bench::load::{self, Exchange, Outcome, Pace, Plan};
+use crate::bench::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
+use crate::bench::process::Meter;
+use crate::bench::report::{Row, mebibytes};
+use crate::bench::server::Server;
+
+/// Lines of one request: some 5 MB.
+const LINES: u64 = 5_000;
+/// Two keep the server busy while the third is built and read.
+const CONNECTIONS: usize = 3;
+/// No fill takes longer.
+const DURATION_MAX: Duration = Duration::from_secs(3_600);
+
+/// Schedules in batches; request number n has the lines from `first + n * LINES`.
+struct Batches {
+    head: Head,
+    schedules: Schedules,
+    first: u64,
+    count: u64,
+    /// Whether acknowledged schedules are kept by name.
+    named: bool,
+    acknowledged: AtomicU64,
+    incarnations: Mutex<Vec<Incarnation>>,
+    /// Told of what has been acknowledged, after each batch.
+    progress: Option<Progress>,
+}
+
+impl Exchange for Batches {
+    fn write(&self, index: u64, out: &mut Vec<u8>) {
+        let start = self.first + index * LINES;
+        let end = (start + LINES).min(self.first + self.count);
+        let mut body = Vec::with_capacity(usize::try_from(end - start).unwrap_or(0) * (PAYLOAD_BYTES + 200));
+        for number in start..end {
+            self.schedules.write_json(number, &mut body);
+            body.push(b'\n');
+        }
+        write_request("POST", "/v1/schedules:batch", &self.head, &body, out);
+    }
+
+    fn accept(&self, index: u64, status: u16, body: &[u8]) -> bool {
+        let expected = LINES.min(self.count - index * LINES);
+        if status != 200 {
+            tracing::warn!(status, answer = %String::from_utf8_lossy(&body[..body.len().min(500)]), "a batch was refused");
+            return false;
+        }
+        let acknowledged = acknowledged(body);
+        let count = u64::try_from(acknowledged.len()).unwrap_or(0);
+        let total = self.acknowledged.fetch_add(count, Ordering::Relaxed) + count;
+        if self.named {
+            self.incarnations.lock().expect("no holder of this lock panics").extend(acknowledged);
+        }
+        if let Some(progress) = &self.progress {
+            progress.reach(total);
+        }
+        if count != expected {
+            let line = body.split(|byte| *byte == b'\n').find(|line| !contains(line, b"\"status\":201"));
+            let line = line.map(String::from_utf8_lossy).unwrap_or_default();
+            tracing::warn!(count, expected, %line, "not every line of a batch was taken");
+        }
+        count == expected
+    }
+}
+
+/// The schedules that a batch's answer says were created.
+fn acknowledged(body: &[u8]) -> Vec<Incarnation> {
+    let created = body.split(|byte| *byte == b'\n').filter(|line| contains(line, b"\"status\":201"));
+    created.filter_map(server_made_id).collect()
+}
+
+/// The value of the first `"id"` of a line, which our own server writes without blanks.
+fn server_made_id(line: &[u8]) -> Option<Incarnation> {
+    const KEY: &[u8] = b"\"id\":\"";
+    let start = line.windows(KEY.len()).position(|window| window == KEY)? + KEY.len();
+    let length = line[start..].iter().position(|byte| *byte == b'"')?;
+    let text = std::str::from_utf8(&line[start..start + length]).ok()?;
+    ScheduleId::new(text).ok()?.to_incarnation()
+}
+
+fn contains(line: &[u8], part: &[u8]) -> bool {
+    line.windows(part.len()).any(|window| window == part)
+}
+
+/// Creates `count` schedules and tells their names.
+///
+/// # Errors
+/// If the server did not take all of them.
+pub(crate) async fn create_all(
+    runtime: &Runtime,
+    server: &Server,
+    schedules: Schedules,
+    count: u64,
+) -> anyhow::Result<Vec<Incarnation>> {
+    let batches = Arc::new(Batches {
+        head: server.head("application/x-ndjson"),
+        schedules,
+        first: 0,
+        count,
+        named: true,
+        acknowledged: AtomicU64::new(0),
+        incarnations: Mutex::default(),
+        progress: None,
+    });
+    send(runtime, server, &batches, CONNECTIONS).await?;
+    let mut incarnations = batches.incarnations.lock().expect("no holder of this lock panics");
+    let incarnations = std::mem::take(&mut *incarnations);
+    ensure!(
+        incarnations.len() as u64 == count,
+        "the server took {} of {count} schedules; see its log",
+        incarnations.len()
+    );
+    Ok(incarnations)
+}
+
+async fn send(
+    runtime: &Runtime,
+    server: &Server,
+    batches: &Arc<Batches>,
+    connections: usize,
+) -> anyhow::Result<Outcome> {
+    let plan = Plan {
+        address: server.address,
+        connections,
+        pace: Pace::Closed,
+        duration: DURATION_MAX,
+        requests_max: batches.count.div_ceil(LINES),
+    };
+    load::run(runtime, plan, batches.clone()).await
+}
+
+/// What a data folder was filled with: pending schedules that fall due long after any trial.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+struct Filled {
+    count: u64,
+}
+
+struct Progress {
+    path: PathBuf,
+    before: u64,
+}
+
+impl Progress {
+    /// What is lost of this by a kill is created once more, so that a folder has at least what was asked for.
+    fn reach(&self, acknowledged: u64) {
+        let filled = Filled { count: self.before + acknowledged };
+        let written = serde_json::to_string(&filled).map_err(anyhow::Error::from).and_then(|text| {
+            let draft = self.path.with_extension("draft");
+            fs::write(&draft, text)?;
+            Ok(fs::rename(&draft, &self.path)?)
+        });
+        if let Err(error) = written {
+            tracing::warn!(%error, "the progress of the fill could not be kept");
+        }
+    }
+}
+
+/// Brings the server to at least `count` pending schedules, going on from where an earlier fill of this folder ended.
+///
+/// # Errors
+/// If the server does not take them.
+pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, count: u64) -> anyhow::Result<()> {
+    const AFTER: Duration = Duration::from_secs(400 * 86_400);
+    let path = folder.join("filled.json");
+    let before = match fs::read_to_string(&path) {
+        Ok(text) => serde_json::from_str::<Filled>(&text).with_context(|| format!("cannot read {}", path.display()))?,
+        Err(_) => Filled::default(),
+    };
+    let missing = count.saturating_sub(before.count);
+    if missing == 0 {
+        return Ok(());
+    }
+    tracing::info!(missing, present = before.count, "filling the server with pending schedules");
+    let batches = Arc::new(Batches {
+        head: server.head("application/x-ndjson"),
+        schedules: Schedules {
+            target_url: "http://127.0.0.1:9/pending".to_owned(),
+            first_at: runtime.now() + AFTER,
+            gap_micros: 1_000,
+        },
+        first: before.count,
+        count: missing,
+        named: false,
+        acknowledged: AtomicU64::new(0),
+        incarnations: Mutex::default(),
+        progress: Some(Progress { path, before: before.count }),
+    });
+    let outcome = send(runtime, server, &batches, CONNECTIONS).await?;
+    let taken = batches.acknowledged.load(Ordering::Relaxed);
+    ensure!(taken == missing, "the server took {taken} of {missing} schedules; run the trial again to go on");
+    tracing::info!(rows_per_second = rows_per_second(taken, &outcome), "filled");
+    Ok(())
+}
+
+/// The trial: `count` schedules as fast as they are taken.
+pub(crate) async fn trial(
+    runtime: &Runtime,
+    server: &Server,
+    count: u64,
+    connections: usize,
+    first_at: Timestamp,
+) -> anyhow::Result<Row> {
+    let batches = Arc::new(Batches {
+        head: server.head("application/x-ndjson"),
+        schedules: Schedules { target_url: "http://127.0.0.1:9/batch".to_owned(), first_at, gap_micros: 100 },
+        first: 0,
+        count,
+        named: false,
+        acknowledged: AtomicU64::new(0),
+        incarnations: Mutex::default(),
+        progress: None,
+    });
+    let meter = Meter::start(runtime, server.pid());
+    let outcome = send(runtime, server, &batches, connections).await?;
+    let cost = meter.stop().await;
+    let taken = batches.acknowledged.load(Ordering::Relaxed);
+    let mut row = Row::new("batch, rows").with_cost(&cost, taken);
+    row.per_second = Some(rows_per_second(taken, &outcome));
+    row.count = Some(taken);
+    row.failed = Some(count - taken);
+    row.disk_mib = Some(mebibytes(server.disk_bytes()));
+    Ok(row)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of rows stay far below 2^52")]
+fn rows_per_second(rows: u64, outcome: &Outcome) -> f64 {
+    rows as f64 / outcome.elapsed.as_secs_f64().max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_lines_that_were_taken_are_acknowledged() {
+        let taken = Incarnation(0x0190_0000_0000_1234);
+        let id = ScheduleId::from_incarnation(taken);
+        let body = format!(
+            "{{\"line\":1,\"status\":201,\"schedule\":{{\"id\":\"{id}\"}}}}\n\
+             {{\"line\":2,\"status\":409,\"problem\":{{\"id\":\"{id}\"}}}}\n"
+        );
+        assert_eq!(acknowledged(body.as_bytes()), [taken]);
+    }
+}

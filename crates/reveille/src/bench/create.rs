@@ -1,0 +1,146 @@
+//! Single creates, cancels and reschedules: one HTTP request each.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{Incarnation, ScheduleId, Timestamp};
+use runtime::Runtime;
+
+use crate::bench::load::{self, Exchange, Pace, Plan};
+use crate::bench::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
+use crate::bench::process::Meter;
+use crate::bench::report::{Row, mebibytes};
+use crate::bench::server::Server;
+
+/// How hard, how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    pub(crate) connections: usize,
+    pub(crate) pace: Pace,
+    pub(crate) duration: Duration,
+}
+
+/// Far enough ahead that nothing of it falls due during a trial.
+fn far(runtime: &Runtime) -> Timestamp {
+    runtime.now() + Duration::from_secs(300 * 86_400)
+}
+
+pub(crate) fn schedules_far(runtime: &Runtime) -> Schedules {
+    Schedules { target_url: "http://127.0.0.1:9/create".to_owned(), first_at: far(runtime), gap_micros: 100 }
+}
+
+/// `POST /v1/schedules`, one schedule each.
+pub(crate) struct Create {
+    pub(crate) head: Head,
+    pub(crate) schedules: Schedules,
+}
+
+impl Exchange for Create {
+    fn write(&self, index: u64, out: &mut Vec<u8>) {
+        let mut body = Vec::with_capacity(PAYLOAD_BYTES + 200);
+        self.schedules.write_json(index, &mut body);
+        write_request("POST", "/v1/schedules", &self.head, &body, out);
+    }
+
+    fn accept(&self, _index: u64, status: u16, _body: &[u8]) -> bool {
+        status == 201
+    }
+}
+
+/// The trial of creates.
+pub(crate) async fn trial(runtime: &Runtime, server: &Server, load: Load) -> anyhow::Result<Row> {
+    let head = server.head("application/json");
+    let create = Arc::new(Create { head, schedules: schedules_far(runtime) });
+    measure(runtime, server, "create", load, u64::MAX, create).await
+}
+
+/// `DELETE /v1/schedules/{id}`, each schedule once.
+struct Cancel {
+    head: Head,
+    of: Arc<[Incarnation]>,
+}
+
+impl Exchange for Cancel {
+    fn write(&self, index: u64, out: &mut Vec<u8>) {
+        write_request("DELETE", &path(&self.of, index), &self.head, b"", out);
+    }
+
+    fn accept(&self, _index: u64, status: u16, body: &[u8]) -> bool {
+        const CANCELLED: &[u8] = b"\"cancelled\"";
+        status == 200 && body.windows(CANCELLED.len()).any(|window| window == CANCELLED)
+    }
+}
+
+/// `PUT /v1/schedules/{id}`, each schedule once, to another instant.
+struct Reschedule {
+    head: Head,
+    of: Arc<[Incarnation]>,
+    schedules: Schedules,
+}
+
+impl Exchange for Reschedule {
+    fn write(&self, index: u64, out: &mut Vec<u8>) {
+        let mut body = Vec::with_capacity(PAYLOAD_BYTES + 200);
+        self.schedules.write_json(index, &mut body);
+        write_request("PUT", &path(&self.of, index), &self.head, &body, out);
+    }
+
+    fn accept(&self, _index: u64, status: u16, _body: &[u8]) -> bool {
+        status == 200
+    }
+}
+
+fn path(of: &[Incarnation], index: u64) -> String {
+    let at = usize::try_from(index).unwrap_or(usize::MAX);
+    let mut path = Vec::with_capacity(48);
+    write!(path, "/v1/schedules/{}", ScheduleId::from_incarnation(of[at])).expect("memory takes what is written");
+    String::from_utf8(path).expect("an id is ASCII")
+}
+
+/// The trial of reschedules, then of cancels, of the schedules `of`.
+pub(crate) async fn change_trial(
+    runtime: &Runtime,
+    server: &Server,
+    load: Load,
+    of: Vec<Incarnation>,
+) -> anyhow::Result<[Row; 2]> {
+    let of: Arc<[Incarnation]> = of.into();
+    let count = of.len() as u64;
+    let head = server.head("application/json");
+    let mut schedules = schedules_far(runtime);
+    schedules.first_at = schedules.first_at + Duration::from_secs(86_400);
+    let reschedule = Arc::new(Reschedule { head: head.clone(), of: of.clone(), schedules });
+    let cancel = Arc::new(Cancel { head, of });
+    Ok([
+        measure(runtime, server, "reschedule", load, count, reschedule).await?,
+        measure(runtime, server, "cancel", load, count, cancel).await?,
+    ])
+}
+
+async fn measure(
+    runtime: &Runtime,
+    server: &Server,
+    name: &str,
+    load: Load,
+    requests_max: u64,
+    exchange: Arc<dyn Exchange>,
+) -> anyhow::Result<Row> {
+    let Load { connections, pace, duration } = load;
+    let plan = Plan { address: server.address, connections, pace, duration, requests_max };
+    let meter = Meter::start(runtime, server.pid());
+    let outcome = load::run(runtime, plan, exchange).await?;
+    let cost = meter.stop().await;
+    let mut row = Row::new(name).with_latency(&outcome.latency).with_cost(&cost, outcome.accepted);
+    row.per_second = Some(outcome.per_second());
+    row.count = Some(outcome.accepted);
+    row.failed = Some(outcome.failed());
+    row.disk_mib = Some(mebibytes(server.disk_bytes()));
+    if outcome.failed() > 0 {
+        let refused: Vec<String> =
+            outcome.refused.iter().map(|(status, count)| format!("{count} x {status}")).collect();
+        let (broken, unsent) = (outcome.broken, outcome.unsent);
+        row.notes.push(format!("refused: [{}], broken off: {broken}, never sent: {unsent}", refused.join(", ")));
+    }
+    Ok(row)
+}

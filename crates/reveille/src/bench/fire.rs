@@ -1,0 +1,308 @@
+//! Callbacks: how many, how late, and whether each came exactly once.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use domain::{Incarnation, ScheduleId, Timestamp};
+use runtime::Runtime;
+
+use crate::bench::arrivals::{Arrivals, Verdict};
+use crate::bench::batch;
+use crate::bench::message::{Schedules, write_request};
+use crate::bench::process::{Meter, rss_anon};
+use crate::bench::report::{Row, mebibytes};
+use crate::bench::server::Server;
+use crate::receiver::{Options, Receiver};
+use crate::wire::Connection;
+
+/// When schedules fall due.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Due {
+    /// All at one instant.
+    AtOnce { count: u64 },
+    /// Evenly, one after the other.
+    Evenly { per_second: u64, duration: Duration },
+}
+
+impl Due {
+    pub(crate) fn count(self) -> u64 {
+        match self {
+            Due::AtOnce { count } => count,
+            Due::Evenly { per_second, duration } => per_second * duration.as_secs(),
+        }
+    }
+
+    fn gap_micros(self) -> u64 {
+        match self {
+            Due::AtOnce { .. } => 0,
+            Due::Evenly { per_second, .. } => 1_000_000 / per_second.max(1),
+        }
+    }
+
+    fn lasts(self) -> Duration {
+        Duration::from_micros(self.gap_micros() * self.count())
+    }
+}
+
+/// A receiver that is not ours: where it listens, and the log that it keeps.
+#[derive(Clone, Debug)]
+pub(crate) struct Foreign {
+    pub(crate) url: String,
+    pub(crate) log: PathBuf,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Trial {
+    pub(crate) due: Due,
+    /// From now to the first due instant: the time to create them all.
+    pub(crate) lead: Duration,
+    /// `kill -9` the server when a quarter has arrived.
+    pub(crate) kill: bool,
+    pub(crate) foreign: Option<Foreign>,
+}
+
+/// What no callback is waited for longer than, after the last due instant.
+const LATE_MAX: Duration = Duration::from_secs(300);
+/// The wait ends when nothing has come for so long.
+const QUIET_MAX: Duration = Duration::from_secs(15);
+
+/// The default lead for so many schedules: their creation at a quarter of the rate that is promised.
+pub(crate) fn lead(count: u64) -> Duration {
+    Duration::from_secs(4 + count / 25_000)
+}
+
+pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial) -> anyhow::Result<Row> {
+    let arrivals = Arc::new(match &trial.foreign {
+        None => Arrivals::logging(),
+        Some(foreign) => Arrivals::following(&foreign.log)?,
+    });
+    let (receiver, target_url) = match &trial.foreign {
+        None => {
+            let receiver = receive(runtime, Options::default(), arrivals.clone()).await?;
+            let url = url_of(receiver.address);
+            (Some(receiver), url)
+        }
+        Some(foreign) => (None, foreign.url.clone()),
+    };
+    let planned = plan(runtime, server, trial.due, trial.lead, target_url).await?;
+    runtime.sleep(planned.first_at.since(runtime.now())).await;
+    let meter = Meter::start(runtime, server.pid());
+    let mut notes = Vec::new();
+    if trial.kill {
+        notes.push(kill_in_the_middle(runtime, server, &arrivals, trial.due).await?);
+    }
+    wait(runtime, &arrivals, trial.due, planned.first_at).await?;
+    let cost = meter.stop().await;
+    let verdict = arrivals.verdict(&planned.incarnations)?;
+    notes.extend(sample_outcomes(server, &planned.incarnations).await?);
+    drop(receiver);
+
+    let mut row = row("fire", trial.due, planned.first_at, &verdict);
+    if !trial.kill {
+        // A killed process takes its figures with it.
+        row = row.with_cost(&cost, verdict.arrived);
+    }
+    row.notes.extend(notes);
+    Ok(row)
+}
+
+struct Planned {
+    first_at: Timestamp,
+    incarnations: Vec<Incarnation>,
+}
+
+/// Creates what will fall due, and checks that it was done in time.
+async fn plan(
+    runtime: &Runtime,
+    server: &Server,
+    due: Due,
+    lead: Duration,
+    target_url: String,
+) -> anyhow::Result<Planned> {
+    let first_at = runtime.now() + lead;
+    let schedules = Schedules { target_url, first_at, gap_micros: due.gap_micros() };
+    let incarnations = batch::create_all(runtime, server, schedules, due.count()).await?;
+    let left = first_at.since(runtime.now());
+    ensure!(
+        left > Duration::from_millis(500),
+        "creating {} schedules took longer than the lead of {lead:?}; give more with --lead",
+        due.count()
+    );
+    Ok(Planned { first_at, incarnations })
+}
+
+async fn receive(runtime: &Runtime, options: Options, arrivals: Arc<Arrivals>) -> anyhow::Result<Receiver> {
+    Receiver::start(runtime, SocketAddr::from(([127, 0, 0, 1], 0)), options, arrivals).await
+}
+
+fn url_of(address: SocketAddr) -> String {
+    format!("http://{address}/callback")
+}
+
+/// Waits until all have arrived, or until nothing more comes.
+async fn wait(runtime: &Runtime, arrivals: &Arrivals, due: Due, first_at: Timestamp) -> anyhow::Result<()> {
+    const PERIOD: Duration = Duration::from_millis(50);
+    let last_at = first_at + due.lasts();
+    let (mut seen, mut changed_at) = (0, runtime.now());
+    loop {
+        let count = arrivals.progress()?;
+        let now = runtime.now();
+        if count != seen {
+            (seen, changed_at) = (count, now);
+        }
+        let all = count >= due.count() && now > last_at;
+        // Once all are there, a double may still be on its way.
+        let quiet = if all { Duration::from_secs(1) } else { QUIET_MAX };
+        let over = now.since(changed_at) > quiet && now.since(last_at) > quiet;
+        if over || now.since(last_at) > LATE_MAX {
+            return Ok(());
+        }
+        runtime.sleep(PERIOD).await;
+    }
+}
+
+async fn kill_in_the_middle(
+    runtime: &Runtime,
+    server: &mut Server,
+    arrivals: &Arrivals,
+    due: Due,
+) -> anyhow::Result<String> {
+    const GIVE_UP: Duration = Duration::from_secs(60);
+    let started = runtime.monotonic();
+    while arrivals.progress()? < due.count() / 4 {
+        ensure!(runtime.monotonic().since(started) < GIVE_UP + due.lasts(), "too little arrived to kill the server");
+        runtime.sleep(Duration::from_millis(1)).await;
+    }
+    let back_after = server.kill_and_restart(runtime).await?;
+    let at = arrivals.progress()?;
+    Ok(format!("killed while firing; ready again after {} ms, when {at} had arrived", back_after.as_millis()))
+}
+
+/// Asks the server for the runs of some schedules: an outcome that was received must also have been booked.
+async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<Option<String>> {
+    const SAMPLES: usize = 200;
+    let mut connection = Connection::open(server.address).await.context("the server is gone after the trial")?;
+    let head = server.head("application/json");
+    let (mut asked, mut booked) = (0, 0);
+    for incarnation in of.iter().step_by((of.len() / SAMPLES).max(1)) {
+        let path = format!("/v1/schedules/{}/runs", ScheduleId::from_incarnation(*incarnation));
+        let mut request = Vec::new();
+        write_request("GET", &path, &head, b"", &mut request);
+        let status = connection.exchange(&request).await?;
+        asked += 1;
+        let text = String::from_utf8_lossy(connection.body());
+        booked += u32::from(status.0 == 200 && text.contains("\"succeeded\""));
+    }
+    Ok(Some(format!("{booked} of {asked} sampled runs are booked as succeeded")))
+}
+
+fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) -> Row {
+    let mut row = Row::new(name).with_latency(&verdict.lateness);
+    row.count = Some(verdict.arrived);
+    row.lost = Some(verdict.lost);
+    row.doubled = Some(verdict.doubled);
+    row.early = Some(verdict.early);
+    if let Due::AtOnce { count } = due
+        && let Some(seconds) = seconds_to_share(verdict, first_at, count, 0.95)
+    {
+        #[expect(clippy::cast_precision_loss, reason = "counts of callbacks stay far below 2^52")]
+        let per_second = 0.95 * count as f64 / seconds;
+        row.per_second = Some(per_second);
+        row.notes.push(format!("95 % arrived within {seconds:.3} s of their instant, which is the rate told"));
+    }
+    if let Some(unverified) = verdict.unverified {
+        row.notes.push(format!("the receiver verified each signature; {unverified} were wrong"));
+    }
+    if verdict.strange > 0 {
+        row.notes.push(format!("{} arrivals were of no schedule of this trial", verdict.strange));
+    }
+    row
+}
+
+/// Seconds from `first_at` until `share` of `count` had arrived; `None` if they never did.
+#[expect(clippy::cast_precision_loss, reason = "counts of callbacks and microseconds stay far below 2^52")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a count")]
+fn seconds_to_share(verdict: &Verdict, first_at: Timestamp, count: u64, share: f64) -> Option<f64> {
+    let needed = (count as f64 * share).ceil() as usize;
+    let at = *verdict.first_at_micros.get(needed.checked_sub(1)?)?;
+    Some(((at - first_at.as_millis() * 1_000) as f64 / 1e6).max(1e-6))
+}
+
+/// How long the server takes to be ready again, and what memory it has then.
+pub(crate) async fn restart(runtime: &Runtime, server: &mut Server, kill: bool) -> anyhow::Result<Row> {
+    const SETTLE: Duration = Duration::from_secs(5);
+    let after = match kill {
+        true => server.kill_and_restart(runtime).await?,
+        false => server.stop_and_restart(runtime).await?,
+    };
+    let meter = Meter::start(runtime, server.pid());
+    runtime.sleep(SETTLE).await;
+    let cost = meter.stop().await;
+    let mut row = Row::new(if kill { "restart after kill -9" } else { "restart after a stop" });
+    row.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
+    row.disk_mib = Some(mebibytes(server.disk_bytes()));
+    row.notes.push(format!("ready after {:.2} s", after.as_secs_f64()));
+    Ok(row)
+}
+
+/// Callbacks to a target that answers, first alone, then beside a target that does not keep up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlowTrial {
+    /// Due within one second, for the slow target.
+    pub(crate) slow_count: u64,
+    /// How long the slow target takes to answer.
+    pub(crate) answer_after: Duration,
+    /// For the other target.
+    pub(crate) per_second: u64,
+    pub(crate) duration: Duration,
+}
+
+pub(crate) async fn slow_trial(runtime: &Runtime, server: &mut Server, slow: SlowTrial) -> anyhow::Result<Vec<Row>> {
+    let due = Due::Evenly { per_second: slow.per_second, duration: slow.duration };
+    let alone = Trial { due, lead: lead(due.count()), kill: false, foreign: None };
+    let mut alone = trial(runtime, server, &alone).await?;
+    alone.trial = "fire, alone".to_owned();
+
+    let held = Arc::new(Arrivals::counting());
+    let slow_receiver = receive(runtime, Options { answer_after: slow.answer_after }, held.clone()).await?;
+    let arrivals = Arc::new(Arrivals::logging());
+    let receiver = receive(runtime, Options::default(), arrivals.clone()).await?;
+    let slow_due = Due::Evenly { per_second: slow.slow_count, duration: Duration::from_secs(1) };
+    let lead = lead(slow_due.count() + due.count());
+    let meter = Meter::start(runtime, server.pid());
+    let slow_planned = plan(runtime, server, slow_due, lead, url_of(slow_receiver.address)).await?;
+    let rest = slow_planned.first_at.since(runtime.now());
+    let planned = plan(runtime, server, due, rest, url_of(receiver.address)).await?;
+    wait(runtime, &arrivals, due, planned.first_at).await?;
+    let verdict = arrivals.verdict(&planned.incarnations)?;
+    let memory_at_end = server.pid().map_or(0, rss_anon);
+    let cost = meter.stop().await;
+    let mut beside = row("fire, beside a slow target", due, planned.first_at, &verdict);
+    beside.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
+    beside.notes.push(format!(
+        "{} callbacks due within a second for a target that answers after {} ms: {} were made in the {} s of the trial; \
+         anonymous memory at its end {:.0} MiB",
+        slow.slow_count,
+        slow.answer_after.as_millis(),
+        held.count(),
+        slow.duration.as_secs(),
+        mebibytes(memory_at_end)
+    ));
+    Ok(vec![alone, beside])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ten_thousand_a_second_are_due_one_after_the_other() {
+        let due = Due::Evenly { per_second: 10_000, duration: Duration::from_secs(300) };
+        assert_eq!((due.count(), due.gap_micros(), due.lasts()), (3_000_000, 100, Duration::from_secs(300)));
+        let at_once = Due::AtOnce { count: 100_000 };
+        assert_eq!((at_once.count(), at_once.gap_micros(), at_once.lasts()), (100_000, 0, Duration::ZERO));
+    }
+}

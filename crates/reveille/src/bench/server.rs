@@ -1,0 +1,140 @@
+//! The Reveille that is measured: a process of this binary with its data in the trial's folder, or one that runs.
+
+use std::fs;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use runtime::Runtime;
+
+use crate::bench::message::Head;
+use crate::bench::process::{Process, disk_bytes, free_address};
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ServerArguments {
+    /// A server that runs, `http://host:port`; without it one is started for the trial
+    #[arg(long, requires = "key_file")]
+    url: Option<String>,
+    /// The file with the key for `--url`
+    #[arg(long)]
+    key_file: Option<PathBuf>,
+    /// The server's threads that run tasks [default: one per core]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    server_threads: Option<u16>,
+}
+
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    key: String,
+    /// `None` if it was there before the trial.
+    process: Option<Process>,
+    folder: PathBuf,
+    threads: Option<u16>,
+}
+
+/// A large data folder takes its time to open; more than this is a failure.
+const READY_MAX: Duration = Duration::from_secs(120);
+/// A stop flushes what is in memory.
+const STOP_MAX: Duration = Duration::from_secs(60);
+
+impl Server {
+    /// # Errors
+    /// If no server can be started in `folder`, or none answers where the arguments say.
+    pub(crate) async fn start(runtime: &Runtime, arguments: &ServerArguments, folder: &Path) -> anyhow::Result<Self> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        if let (Some(url), Some(key_file)) = (&arguments.url, &arguments.key_file) {
+            return Ok(Server {
+                address: resolve(url)?,
+                key: read_key(key_file)?,
+                process: None,
+                folder: folder.to_owned(),
+                threads: None,
+            });
+        }
+        let address = free_address()?;
+        let process = spawn(runtime, folder, address, arguments.server_threads).await?;
+        let key = read_key(&data(folder).join("admin.key"))?;
+        Ok(Server {
+            address,
+            key,
+            process: Some(process),
+            folder: folder.to_owned(),
+            threads: arguments.server_threads,
+        })
+    }
+
+    /// What goes into every request to it.
+    pub(crate) fn head(&self, content_type: &'static str) -> Head {
+        Head { host: self.address, key: self.key.clone(), content_type }
+    }
+
+    /// The process to measure; without one, this process stands in, and its figures are left out.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(|process| process.pid)
+    }
+
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        disk_bytes(&data(&self.folder))
+    }
+
+    /// `kill -9`, then starts it again on the same port and data. How long it took from the start to ready.
+    ///
+    /// # Errors
+    /// If the server is not of this trial's making, or does not come back.
+    pub(crate) async fn kill_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
+        let process = self.process.take().context("only a server that the trial has started can be killed")?;
+        process.kill().await?;
+        self.start_again(runtime).await
+    }
+
+    /// As [`Server::kill_and_restart`], with a polite stop.
+    pub(crate) async fn stop_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
+        let process = self.process.take().context("only a server that the trial has started can be stopped")?;
+        ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop by itself within {STOP_MAX:?}");
+        self.start_again(runtime).await
+    }
+
+    async fn start_again(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
+        let started = runtime.monotonic();
+        self.process = Some(spawn(runtime, &self.folder, self.address, self.threads).await?);
+        Ok(runtime.monotonic().since(started))
+    }
+
+    /// Stops it, if it is of this trial's making.
+    pub(crate) async fn stop(self, runtime: &Runtime) -> anyhow::Result<()> {
+        if let Some(process) = self.process
+            && !process.stop(runtime, STOP_MAX).await?
+        {
+            tracing::warn!("the server did not stop by itself; see {}", self.folder.join("serve.log").display());
+        }
+        Ok(())
+    }
+}
+
+fn data(folder: &Path) -> PathBuf {
+    folder.join("data")
+}
+
+async fn spawn(runtime: &Runtime, folder: &Path, address: SocketAddr, threads: Option<u16>) -> anyhow::Result<Process> {
+    let data = data(folder);
+    let threads = threads.map(|threads| threads.to_string());
+    let mut arguments = vec!["serve", "--data", data.to_str().context("the data folder's path is not text")?];
+    if let Some(threads) = &threads {
+        arguments.extend(["--threads", threads]);
+    }
+    Process::start(runtime, &arguments, address, "/readyz", &folder.join("serve.log"), READY_MAX).await
+}
+
+fn read_key(path: &Path) -> anyhow::Result<String> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read the key in {}", path.display()))?;
+    Ok(text.trim().to_owned())
+}
+
+fn resolve(url: &str) -> anyhow::Result<SocketAddr> {
+    let authority = url.strip_prefix("http://").map(|rest| rest.trim_end_matches('/'));
+    let authority = authority.with_context(|| format!("{url} is not http://host:port"))?;
+    let mut addresses = authority.to_socket_addrs().with_context(|| format!("cannot find {authority}"))?;
+    addresses.next().with_context(|| format!("{authority} has no address"))
+}
