@@ -1,0 +1,26 @@
+//! The simulator through its public face.
+
+#![expect(clippy::unwrap_used, reason = "a test stops at what it does not expect")]
+
+mod disk;
+mod runner;
+mod world;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use runtime::{DiskFile, OpenMode, Runtime};
+use simulator::Simulation;
+
+/// A new file whose name is durable.
+async fn durable_file(member: &Runtime, path: &str) -> Arc<dyn DiskFile> {
+    let disk = member.disk();
+    let file = disk.open(Path::new(path), OpenMode::CreateNew).await.unwrap();
+    disk.sync_dir(Path::new(path).parent().unwrap()).await.unwrap();
+    file
+}
+
+/// The seeds of 0..`seeds` whose run makes `property` true.
+fn seeds_where(seeds: u64, property: impl Fn(&Simulation) -> bool) -> u64 {
+    (0..seeds).filter(|seed| property(&Simulation::new(*seed))).count() as u64
+}
