@@ -34,6 +34,7 @@ pub trait Disk: Send + Sync + 'static {
     fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>>;
 }
 
+#[expect(clippy::len_without_is_empty, reason = "a file's length is a call that can fail; nobody asks for emptiness")]
 pub trait DiskFile: Send + Sync + 'static {
     fn len(&self) -> BoxFuture<'_, io::Result<u64>>;
     /// Fills `into` from `offset`; `UnexpectedEof` if the file ends before.

@@ -78,7 +78,7 @@ impl World for RealWorld {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "this is the door")]
+
 fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxFuture<'static, ()>) -> TaskHandle {
     let task = tokio.spawn(future);
     let abort = task.abort_handle();

@@ -10,7 +10,8 @@ use domain::Timestamp;
 
 /// The ring's span. A power of two, and more than the window reads ahead.
 const SLOTS: i64 = 8_192;
-const WORDS: usize = (SLOTS / 64) as usize;
+const SLOT_COUNT: usize = 8_192;
+const WORDS: usize = SLOT_COUNT / 64;
 
 #[derive(Debug)]
 pub(crate) struct Wheel {
@@ -114,7 +115,7 @@ impl Wheel {
             }
             if word != 0 {
                 let found = index * 64 + word.trailing_zeros() as usize;
-                let distance = (found + SLOTS as usize - start) % SLOTS as usize;
+                let distance = (found + SLOT_COUNT - start) % SLOT_COUNT;
                 return Some(self.horizon + distance as i64);
             }
         }

@@ -177,7 +177,8 @@ impl Window {
             if poller.reading.is_some() {
                 continue;
             }
-            if let Some(missed) = poller.missed.take() {
+            // What is at or before `checked` was read again in any case.
+            if let Some(missed) = poller.missed.take().filter(|missed| *missed > poller.checked) {
                 // Everything after it is read again; what is known already is recognised.
                 let before = Timestamp::from_millis(missed.as_millis() - 1);
                 if before < instant_of(poller.read_to) {
@@ -255,8 +256,8 @@ impl Window {
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
         if position > read_to {
             poller.next = Some(poller.next.map_or(position, |next| next.min(position)));
-        } else if position <= poller.done {
-            // Only a row that was written again can come so late; what it asks for has its outcome.
+        } else if position <= poller.checked {
+            // The second read had it, or its creator writes it again, later.
         } else if full {
             poller.missed = Some(poller.missed.map_or(position, |missed| missed.min(position)));
         } else {

@@ -1,1 +1,330 @@
+use std::collections::{BTreeMap, BTreeSet};
 
+use domain::{Incarnation, Revision, TargetKey, TenantId};
+use proptest::prelude::*;
+
+use super::*;
+use crate::Options;
+
+const POLLER: PollerId = PollerId { tenant: TenantId(1), generation: 0, number: 0 };
+const START: i64 = 1_000_000 * BUCKET_MILLIS;
+
+fn at(millis: i64) -> Timestamp {
+    Timestamp::from_millis(START + millis)
+}
+
+fn key(number: u128, position: i64) -> DueKey {
+    let occurrence =
+        Occurrence { incarnation: Incarnation(number), nominal: at(position), revision: Revision(0), replay: 0 };
+    DueKey { position: at(position), occurrence, attempt: 1, target: TargetKey(1) }
+}
+
+/// The store's side: rows and nothing else.
+#[derive(Default)]
+struct Rows(BTreeSet<DueKey>);
+
+impl Rows {
+    fn page(&self, read: DueRead) -> DuePage {
+        let after = |key: &&DueKey| match read.after {
+            DueBound::Instant(instant) => key.position > instant,
+            DueBound::Key(last) => **key > last,
+        };
+        let mut rows = self.0.iter().filter(after).peekable();
+        let mut keys = Vec::new();
+        while let Some(key) = rows.next_if(|key| key.position <= read.until && keys.len() < read.limit) {
+            keys.push(*key);
+        }
+        DuePage { keys, next: rows.next().map(|key| key.position) }
+    }
+}
+
+struct Bench {
+    window: Window,
+    rows: Rows,
+}
+
+impl Bench {
+    fn new(keys_max: usize) -> Bench {
+        let options = Options { window_keys_max: keys_max, ..Options::default() };
+        let mut window = Window::new(&options, at(0));
+        window.add_poller(POLLER, Term(1), Positions { closed: at(-1), done: at(-1) });
+        Bench { window, rows: Rows::default() }
+    }
+
+    fn insert(&mut self, key: DueKey) {
+        self.rows.0.insert(key);
+    }
+
+    fn arrive(&mut self, key: DueKey) {
+        self.insert(key);
+        assert!(self.window.arrived(&Arrival { poller: POLLER, key }));
+    }
+
+    fn read_ahead(&mut self, now: i64) {
+        for (index, read) in self.window.plan_reads(at(now)) {
+            let page = self.rows.page(read);
+            assert_eq!(self.window.read(index, ReadKind::Ahead, read, &page), None);
+        }
+    }
+
+    /// Writes positions, reads again, as the owner does; the positions that were written.
+    fn close(&mut self, now: i64) -> Option<Positions> {
+        let mut written = None;
+        for (index, positions) in self.window.plan_closings(at(now)) {
+            written = Some(positions);
+            let mut read = self.window.positions_written(index, positions);
+            while let Some(check) = read {
+                let page = self.rows.page(check);
+                read = self.window.read(index, ReadKind::Check, check, &page);
+            }
+        }
+        written
+    }
+
+    fn expire(&mut self, now: i64) -> Vec<EntryId> {
+        let mut out = Vec::new();
+        self.window.expire(at(now), &mut out);
+        out
+    }
+
+    fn numbers(&self, entries: &[EntryId]) -> Vec<u128> {
+        entries.iter().map(|entry| self.window.entry(*entry).key.occurrence.incarnation.0).collect()
+    }
+}
+
+#[test]
+fn a_row_is_known_once_however_often_it_is_read() {
+    let mut bench = Bench::new(10_000);
+    bench.arrive(key(1, 500));
+    bench.read_ahead(0);
+    bench.arrive(key(1, 500));
+    let expired = bench.expire(500);
+    assert_eq!(bench.numbers(&expired), [1]);
+    bench.close(1_000);
+    assert!(bench.expire(2_000).is_empty());
+}
+
+#[test]
+fn the_second_read_finds_what_the_first_one_missed() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    bench.read_ahead(0);
+    bench.insert(key(2, 301)); // Without an arrival.
+    let expired = bench.expire(400);
+    assert_eq!(bench.numbers(&expired), [1]);
+    bench.close(1_000);
+    let found = bench.expire(1_000);
+    assert_eq!(bench.numbers(&found), [2]);
+}
+
+#[test]
+fn done_never_passes_an_open_key_and_follows_once_it_is_resolved() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    bench.insert(key(2, 700));
+    bench.read_ahead(0);
+    let expired = bench.expire(800);
+    bench.window.resolve(expired[1]);
+    let first = bench.close(2_000).unwrap();
+    assert!(first.closed >= at(700), "closed goes on");
+    let second = bench.close(3_000).unwrap();
+    assert!(second.done < at(300), "done waits for the open key");
+    bench.window.resolve(expired[0]);
+    let last = bench.close(4_000).unwrap();
+    assert!(last.done >= at(700));
+    assert_eq!(bench.window.len(), 0, "nothing is remembered of what is done");
+}
+
+#[test]
+fn a_row_that_arrives_while_a_read_is_under_way_is_not_lost() {
+    let mut bench = Bench::new(10_000);
+    let reads = bench.window.plan_reads(at(0));
+    let (index, read) = reads[0];
+    let page = bench.rows.page(read);
+    bench.arrive(key(1, 900)); // After the page was made.
+    bench.window.read(index, ReadKind::Ahead, read, &page);
+    let expired = bench.expire(900);
+    assert_eq!(bench.numbers(&expired), [1]);
+}
+
+#[test]
+fn a_retry_is_news_and_its_first_attempt_is_not() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    bench.read_ahead(0);
+    let expired = bench.expire(300);
+    bench.window.resolve(expired[0]);
+    let retry = DueKey { position: at(600), attempt: 2, ..key(1, 300) };
+    bench.arrive(retry);
+    bench.arrive(key(1, 300));
+    let again = bench.expire(700);
+    assert_eq!(again.len(), 1);
+    assert_eq!(bench.window.entry(again[0]).key, retry);
+}
+
+#[test]
+fn a_deferred_key_comes_back_at_its_later_position_only() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    bench.read_ahead(0);
+    let expired = bench.expire(300);
+    let later = DueKey { position: at(1_500), ..key(1, 300) };
+    bench.insert(later);
+    bench.window.deferred(expired[0], at(1_500));
+    assert!(bench.window.arrived(&Arrival { poller: POLLER, key: later }));
+    bench.close(1_000);
+    assert!(bench.expire(1_400).is_empty(), "the old row is read again and recognised");
+    let back = bench.expire(1_500);
+    assert_eq!(bench.numbers(&back), [1]);
+}
+
+#[test]
+fn what_finds_no_room_is_read_again_from_the_store() {
+    let mut bench = Bench::new(1);
+    // The least window is a page.
+    for number in 0..PAGE_KEYS as u128 {
+        bench.insert(key(number, 500));
+    }
+    bench.read_ahead(0);
+    assert_eq!(bench.window.len(), PAGE_KEYS);
+    bench.arrive(key(9_999, 400));
+    bench.read_ahead(0);
+    let fired = bench.expire(500);
+    assert_eq!(fired.len(), PAGE_KEYS);
+    for entry in fired {
+        bench.window.resolve(entry);
+    }
+    bench.close(600);
+    assert_eq!(bench.window.len(), PAGE_KEYS, "their bucket is not closed yet");
+    bench.window.keys_max += 1;
+    bench.read_ahead(600);
+    let late = bench.expire(600);
+    assert!(bench.numbers(&late) == [9_999]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A row this far from now, told by an arrival at once or later.
+    Insert {
+        in_millis: i64,
+        told: bool,
+    },
+    Pass(i64),
+    /// Arrivals that were not told yet are.
+    Arrivals,
+    ReadAhead,
+    Close,
+    /// Resolves, or defers by so much, the n-th of what is open.
+    Settle {
+        n: usize,
+        defer: Option<i64>,
+    },
+    /// A new owner, from what is durable.
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0i64..4_000, any::<bool>()).prop_map(|(in_millis, told)| Step::Insert { in_millis, told }),
+        4 => (1i64..800).prop_map(Step::Pass),
+        2 => Just(Step::Arrivals),
+        3 => Just(Step::ReadAhead),
+        3 => Just(Step::Close),
+        6 => (0usize..8, prop::option::weighted(0.2, 1i64..3_000)).prop_map(|(n, defer)| Step::Settle { n, defer }),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    /// Creators that keep their half of the bargain, an owner that keeps its own: every row is fired and settled, none
+    /// early, none twice within an owner's life.
+    #[test]
+    fn every_row_is_fired_once(steps in prop::collection::vec(step(), 1..120)) {
+        let mut bench = Bench::new(100_000);
+        let mut now = 0;
+        let mut number = 0;
+        let mut durable = Positions { closed: at(-1), done: at(-1) };
+        let mut open: Vec<EntryId> = Vec::new();
+        let mut untold: Vec<DueKey> = Vec::new();
+        let mut fired_in_life: BTreeMap<(u128, Timestamp), u32> = BTreeMap::new();
+        let mut settled: BTreeSet<u128> = BTreeSet::new();
+        let finish = [Step::Arrivals, Step::ReadAhead, Step::Pass(9_000), Step::ReadAhead, Step::Close, Step::ReadAhead, Step::Pass(9_000),
+            Step::ReadAhead, Step::Close, Step::Pass(1)];
+        for step in steps.into_iter().chain(finish) {
+            match step {
+                Step::Insert { in_millis, told } => {
+                    let position = (now + in_millis).max(durable.closed.as_millis() - START + 1);
+                    number += 1;
+                    let mut row = key(number, position);
+                    row.occurrence.nominal = at(now + in_millis);
+                    if told {
+                        bench.arrive(row);
+                    } else {
+                        bench.insert(row);
+                        untold.push(row);
+                    }
+                }
+                Step::Arrivals => for key in untold.drain(..) {
+                    bench.window.arrived(&Arrival { poller: POLLER, key });
+                },
+                Step::Pass(millis) => now += millis,
+                Step::ReadAhead => bench.read_ahead(now),
+                Step::Close => if let Some(positions) = bench.close(now) {
+                    durable.closed = durable.closed.max(positions.closed);
+                    durable.done = durable.done.max(positions.done);
+                },
+                Step::Settle { n, defer } => if !open.is_empty() {
+                    let entry = open.remove(n % open.len());
+                    let row = bench.window.entry(entry).key;
+                    match defer {
+                        Some(by) => {
+                            let to = now.max(row.position.as_millis() - START) + by;
+                            let to = to.max(durable.closed.as_millis() - START + 1);
+                            let later = DueKey { position: at(to), ..row };
+                            bench.insert(later);
+                            bench.window.deferred(entry, later.position);
+                            bench.window.arrived(&Arrival { poller: POLLER, key: later });
+                        }
+                        None => {
+                            prop_assert!(settled.insert(row.occurrence.incarnation.0), "settled twice");
+                            bench.window.resolve(entry);
+                        }
+                    }
+                },
+                Step::Restart => {
+                    let rows = std::mem::take(&mut bench.rows);
+                    bench = Bench::new(100_000);
+                    bench.window = Window::new(&Options::default(), at(now));
+                    bench.window.add_poller(POLLER, Term(2), durable);
+                    bench.rows = rows;
+                    // What has its outcome is recognised by its run's record, which is not the window's part.
+                    bench.rows.0.retain(|row| !settled.contains(&row.occurrence.incarnation.0));
+                    open.clear();
+                    untold.clear();
+                    fired_in_life.clear();
+                }
+            }
+            for entry in bench.expire(now) {
+                let row = bench.window.entry(entry).key;
+                prop_assert!(row.position <= at(now), "early");
+                let id = row.occurrence.incarnation.0;
+                if settled.contains(&id) {
+                    bench.window.resolve(entry);
+                    continue;
+                }
+                let times = fired_in_life.entry((id, row.position)).or_default();
+                *times += 1;
+                prop_assert_eq!(*times, 1, "twice");
+                open.push(entry);
+            }
+        }
+        for entry in open {
+            let row = bench.window.entry(entry).key;
+            settled.insert(row.occurrence.incarnation.0);
+        }
+        for row in &bench.rows.0 {
+            let id = row.occurrence.incarnation.0;
+            prop_assert!(settled.contains(&id), "{:?} was never fired; closed {:?} now {:?}", row, durable.closed, at(now));
+        }
+    }
+}
