@@ -1,0 +1,109 @@
+//! The real world keeps the contract of the door.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use runtime::{OpenMode, Runtime, TaskEnd, TaskSet};
+
+fn on_tokio<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
+    let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    tokio.block_on(async { test(Runtime::real()).await })
+}
+
+#[test]
+fn sleep_never_returns_before_its_time() {
+    on_tokio(async |runtime| {
+        for millis in [0, 1, 3, 7] {
+            let until = runtime.monotonic() + Duration::from_millis(millis);
+            runtime.sleep_until(until).await;
+            assert!(runtime.monotonic() >= until);
+        }
+    });
+}
+
+#[test]
+fn a_timeout_gives_up_and_a_finished_future_does_not_wait_for_it() {
+    on_tokio(async |runtime| {
+        assert_eq!(runtime.timeout(Duration::from_millis(5), std::future::pending::<()>()).await, None);
+        let long = Duration::from_secs(3_600);
+        assert_eq!(runtime.timeout(long, std::future::ready(7)).await, Some(7));
+    });
+}
+
+#[test]
+fn a_panic_is_told_to_the_owner_of_the_task_and_ends_no_other() {
+    on_tokio(async |runtime| {
+        let tasks = TaskSet::new(&runtime);
+        tasks.spawn("panics", async { panic!("on purpose") });
+        tasks.spawn_thread("panics on a thread", async { panic!("on purpose") });
+        tasks.spawn("finishes", async {});
+        tasks.spawn_thread("finishes on a thread", async {});
+        let ends: Vec<TaskEnd> = tasks.join().await.into_iter().map(|(_, end)| end).collect();
+        assert_eq!(ends, [TaskEnd::Panicked, TaskEnd::Panicked, TaskEnd::Finished, TaskEnd::Finished]);
+    });
+}
+
+#[test]
+fn dropping_the_set_ends_its_tasks() {
+    struct Tell(Option<tokio::sync::oneshot::Sender<()>>, Arc<AtomicBool>);
+    impl Drop for Tell {
+        fn drop(&mut self) {
+            self.1.store(true, Ordering::SeqCst);
+            let _heard = self.0.take().unwrap().send(());
+        }
+    }
+    on_tokio(async |runtime| {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let dropped = Arc::new(AtomicBool::new(false));
+        let guard = Tell(Some(tell), dropped.clone());
+        let tasks = TaskSet::new(&runtime);
+        tasks.spawn("waits for ever", async move {
+            let _guard = guard;
+            std::future::pending::<()>().await;
+        });
+        drop(tasks);
+        told.await.unwrap();
+        assert!(dropped.load(Ordering::SeqCst));
+    });
+}
+
+#[test]
+fn files_keep_what_was_written_and_names_and_locks_are_exclusive() {
+    on_tokio(async |runtime| {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = runtime.disk();
+        let inner = folder.path().join("a/b");
+        disk.create_dir_all(&inner).await.unwrap();
+        let path = inner.join("log");
+        let file = disk.open(&path, OpenMode::CreateNew).await.unwrap();
+        file.allocate(8_192).await.unwrap();
+        assert_eq!(file.len().await.unwrap(), 8_192);
+        file.write_at(100, b"kept").await.unwrap();
+        file.sync_data().await.unwrap();
+        let again = disk.open(&path, OpenMode::CreateNew).await;
+        assert_eq!(again.err().unwrap().kind(), ErrorKind::AlreadyExists);
+
+        let moved = inner.join("moved");
+        disk.rename(&path, &moved).await.unwrap();
+        disk.sync_dir(&inner).await.unwrap();
+        assert_eq!(disk.list(&inner).await.unwrap(), ["moved"]);
+        let file = disk.open(&moved, OpenMode::Read).await.unwrap();
+        let mut bytes = [9; 6];
+        file.read_at(99, &mut bytes).await.unwrap();
+        assert_eq!(&bytes, b"\0kept\0");
+        assert_eq!(file.read_at(8_190, &mut bytes).await.unwrap_err().kind(), ErrorKind::UnexpectedEof);
+        assert!(disk.free_bytes(&inner).await.unwrap() > 0);
+
+        let lock = inner.join("LOCK");
+        let held = disk.lock(&lock).await.unwrap();
+        assert_eq!(disk.lock(&lock).await.err().unwrap().kind(), ErrorKind::WouldBlock);
+        drop(held);
+        drop(disk.lock(&lock).await.unwrap());
+        disk.remove(&moved).await.unwrap();
+        assert_eq!(disk.open(&moved, OpenMode::ReadWrite).await.err().unwrap().kind(), ErrorKind::NotFound);
+    });
+}
