@@ -1,1 +1,333 @@
-//! To come.
+//! The embedded store: a journal, a state machine over it, and an index behind that.
+//!
+//! A write is encoded as a journal entry, made durable together with all others that came meanwhile, applied by one
+//! task in the order of the journal, and answered. The index behind it is flushed and merged on other threads and may
+//! lose whatever was not flushed: a start replays the journal from the last [checkpoint](checkpoint::Checkpoint).
+//! Journal segments are given back only when all that is in them is in flushed tables that were read back and checked.
+//!
+//! What this engine does in one step where the port allows several: [`Store::insert`], [`Store::place`] and
+//! [`store::Change::Put`] settle `closed`; [`Store::mark`] cancels. Nothing here knows HTTP, quotas or callbacks.
+//!
+//! In a data folder: `CHECKPOINT` (how far the index is durable), `journal/`, `index/`.
+//!
+//! Always true here:
+//! - what was answered is durable, and every later read sees it;
+//! - applying is deterministic: the same entries make the same rows and answers;
+//! - damage is told with the rows that it hits, by [`StoreError::Damaged`] or at the start; rows are never fewer
+//!   silently.
+
+mod apply;
+mod backup;
+mod checkpoint;
+mod codec;
+mod error;
+mod file;
+mod index;
+mod keep;
+mod memory;
+mod open;
+mod options;
+mod read;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::Bytes;
+use domain::occurrence::Run;
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use journal::{AppendError, Journal};
+use store::{
+    Arrival, Cursor, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed, Positions, Store,
+    StoreError, Tenant, WriteRefusal, Written,
+};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::apply::Answer;
+use crate::codec::entry::{Builder, Kind};
+use crate::keep::{Readers, SealRequest, Shared, Ticket};
+use crate::memory::Memory;
+use crate::read::Rows;
+
+pub use backup::restore;
+pub use error::{BackupError, OpenError};
+pub use index::Verified;
+pub use journal;
+pub use options::{IndexKind, Options};
+
+/// See the crate's documentation. Made by [`EmbeddedStore::open`].
+pub struct EmbeddedStore {
+    shared: Arc<Shared>,
+    journal: Journal<Ticket>,
+    memory: Arc<Mutex<Memory>>,
+    rows: Rows,
+    readers: Readers,
+    seal_requests: mpsc::Sender<SealRequest>,
+    /// Ends when the last task has.
+    tasks_alive: tokio::sync::Mutex<mpsc::Receiver<()>>,
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        self.shared.closed.send_replace(true);
+    }
+}
+
+/// For metrics. Changes while it is looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stats {
+    pub journal: journal::Stats,
+    /// The last entry of all that is known to be in the index durably.
+    pub synced: u64,
+    /// Parts of the index in memory that wait to be flushed, and parts on disk that wait to be merged.
+    pub sealed: usize,
+    pub unmerged: usize,
+}
+
+impl EmbeddedStore {
+    /// Refuses further calls, lets those under way finish, flushes, and returns when the store's tasks have ended.
+    pub async fn close(&self) {
+        self.shared.closed.send_replace(true);
+        self.journal.close().await;
+        let mut tasks_alive = self.tasks_alive.lock().await;
+        while tasks_alive.recv().await.is_some() {}
+    }
+
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let pressure = self.shared.index.pressure();
+        Stats {
+            journal: self.journal.stats(),
+            synced: self.shared.checkpoint.borrow().synced,
+            sealed: pressure.sealed,
+            unmerged: pressure.unmerged,
+        }
+    }
+
+    /// Makes everything applied so far durable in the index, so that a restart has nothing to replay.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] if the store is closed meanwhile.
+    pub async fn checkpoint(&self) -> Result<(), StoreError> {
+        let (answer, sealed) = oneshot::channel();
+        self.seal_requests.send(answer).await.map_err(|_| closed())?;
+        let entry = sealed.await.map_err(|_| closed())?;
+        let mut checkpoint = self.shared.checkpoint.subscribe();
+        let mut is_closed = self.shared.closed.subscribe();
+        tokio::select! {
+            biased;
+            durable = async { checkpoint.wait_for(|checkpoint| checkpoint.synced >= entry).await.map(|_| ()) } => {
+                durable.map_err(|_| closed())
+            }
+            () = keep::is_true(&mut is_closed) => Err(closed()),
+        }
+    }
+
+    /// Compares everything in the index with its checksums, and counts its rows. Reads it all: minutes for a large one.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] if the files cannot be read. Damage is told in the answer.
+    pub async fn verify(&self) -> Result<Verified, StoreError> {
+        let _alone = self.shared.maintenance.write().await;
+        self.shared.index.verify().await.map_err(read::damaged)
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().expect("no holder of this lock panics")
+    }
+
+    fn check_open(&self) -> Result<(), StoreError> {
+        if *self.shared.closed.borrow() { Err(closed()) } else { Ok(()) }
+    }
+
+    /// Users' writes are refused where owners' are not.
+    async fn check_user(&self) -> Result<(), StoreError> {
+        match self.shared.health() {
+            Health::Ready => {}
+            Health::Full => return Err(self.shared.full_error()),
+            Health::Closed => return Err(closed()),
+        }
+        if self.memory().arrivals.is_full() {
+            return Err(StoreError::Unavailable("the owner has not read its arrivals for too long".to_owned()));
+        }
+        self.shared.wait_for_room().await;
+        Ok(())
+    }
+
+    /// Appends entries and waits for their answers, in order.
+    async fn submit(&self, entries: Builder) -> Result<Vec<Answer>, StoreError> {
+        self.check_open()?;
+        let entries = entries.finish();
+        let mut answered = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let (ticket, answer) = oneshot::channel();
+            self.journal.append(Bytes::from(entry), ticket).await.map_err(|error| self.refused(&error))?;
+            answered.push(answer);
+        }
+        let mut answers = Vec::with_capacity(answered.len());
+        for answer in answered {
+            answers.push(answer.await.map_err(|_| closed())??);
+        }
+        Ok(answers)
+    }
+
+    fn refused(&self, error: &AppendError) -> StoreError {
+        match error {
+            AppendError::Full => self.shared.full_error(),
+            AppendError::TooLarge { .. } => StoreError::Unavailable(error.to_string()),
+            AppendError::Closed => closed(),
+        }
+    }
+
+    fn builder(&self, kind: Kind) -> Builder {
+        Builder::new(kind, self.shared.options.entry_bytes)
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        look_up: impl FnOnce(&Rows) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.check_open()?;
+        let rows = self.rows.clone();
+        self.readers.read(move || look_up(&rows)).await
+    }
+
+    fn recall<'a, T: Send + 'a>(&self, recall: impl FnOnce(&mut Memory) -> T) -> store::Answer<'a, T> {
+        let answer = self.check_open().map(|()| recall(&mut self.memory()));
+        Box::pin(std::future::ready(answer))
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("the store is closed".to_owned())
+}
+
+/// Joins the answers of a call's entries.
+macro_rules! join {
+    ($answers:expr, $kind:ident) => {{
+        let mut joined = Vec::new();
+        for answer in $answers {
+            match answer {
+                Answer::$kind(part) => joined.extend(part),
+                other => unreachable!("an entry is answered in its kind, not with {other:?}"),
+            }
+        }
+        joined
+    }};
+}
+
+impl Store for EmbeddedStore {
+    fn insert(&self, inserts: Vec<Insert>) -> store::Answer<'_, Vec<Inserted>> {
+        Box::pin(async move {
+            self.check_user().await?;
+            let mut entries = self.builder(Kind::Insert);
+            inserts.iter().for_each(|insert| entries.insert(insert));
+            Ok(join!(self.submit(entries).await?, Inserted))
+        })
+    }
+
+    fn closed(&self, pollers: Vec<PollerId>) -> store::Answer<'_, Vec<Timestamp>> {
+        self.recall(|memory| pollers.iter().map(|poller| memory.positions(*poller).closed).collect())
+    }
+
+    fn place(&self, rows: Vec<(PollerId, DueKey)>) -> store::Answer<'_, Vec<Placed>> {
+        Box::pin(async move {
+            self.check_user().await?;
+            let mut entries = self.builder(Kind::Place);
+            rows.iter().for_each(|(poller, due)| entries.place(*poller, due));
+            Ok(join!(self.submit(entries).await?, Placed))
+        })
+    }
+
+    fn mark(&self, marks: Vec<Mark>) -> store::Answer<'_, Vec<Marked>> {
+        Box::pin(async move {
+            self.check_user().await?;
+            let mut entries = self.builder(Kind::Mark);
+            marks.iter().for_each(|mark| entries.mark(mark));
+            Ok(join!(self.submit(entries).await?, Marked))
+        })
+    }
+
+    fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> store::Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        Box::pin(self.read(move |rows| names.iter().map(|(tenant, id)| rows.named(*tenant, id)).collect()))
+    }
+
+    fn load(&self, incarnations: Vec<Incarnation>) -> store::Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        Box::pin(self.read(move |rows| incarnations.iter().map(|incarnation| rows.schedule(*incarnation)).collect()))
+    }
+
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> store::Answer<'_, Vec<Option<Run>>> {
+        Box::pin(self.read(move |rows| occurrences.iter().map(|occurrence| rows.run(occurrence)).collect()))
+    }
+
+    fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {
+        Box::pin(self.read(move |rows| rows.runs(incarnation, after, limit)))
+    }
+
+    fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {
+        Box::pin(self.read(move |rows| rows.dead_letters(tenant, after, limit)))
+    }
+
+    fn tenants(&self) -> store::Answer<'_, Vec<Tenant>> {
+        self.recall(|memory| memory.tenants.values().cloned().collect())
+    }
+
+    fn put_tenant(&self, tenant: Tenant) -> store::Answer<'_, ()> {
+        Box::pin(async move {
+            self.check_user().await?;
+            let mut entries = self.builder(Kind::PutTenant);
+            entries.tenant(&tenant);
+            self.submit(entries).await.map(|_| ())
+        })
+    }
+
+    fn health(&self) -> Health {
+        self.shared.health()
+    }
+
+    fn take(&self, shards: Vec<ShardId>) -> store::Answer<'_, Vec<Term>> {
+        Box::pin(async move {
+            let mut entries = self.builder(Kind::Take);
+            shards.iter().for_each(|shard| entries.take(*shard));
+            Ok(join!(self.submit(entries).await?, Terms))
+        })
+    }
+
+    fn positions(&self, pollers: Vec<PollerId>) -> store::Answer<'_, Vec<Positions>> {
+        self.recall(|memory| pollers.iter().map(|poller| memory.positions(*poller)).collect())
+    }
+
+    fn arrivals(
+        &self,
+        shards: Arc<[ShardId]>,
+        cursor: Cursor,
+        limit: usize,
+    ) -> store::Answer<'_, (Vec<Arrival>, Cursor)> {
+        self.recall(|memory| memory.arrivals.read(&shards, cursor, limit))
+    }
+
+    fn marks(
+        &self,
+        _shards: Arc<[ShardId]>,
+        cursor: Cursor,
+    ) -> store::Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        // Every mark was applied when it was made.
+        self.recall(|_| (Vec::new(), cursor))
+    }
+
+    fn due(&self, reads: Vec<DueRead>) -> store::Answer<'_, Vec<DuePage>> {
+        Box::pin(async move {
+            let done: Vec<Timestamp> = {
+                let memory = self.memory();
+                reads.iter().map(|read| memory.positions(read.poller).done).collect()
+            };
+            self.read(move |rows| reads.iter().zip(done).map(|(read, done)| rows.due(read, done)).collect()).await
+        })
+    }
+
+    fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+        Box::pin(async move {
+            let mut entries = self.builder(Kind::Write);
+            writes.iter().for_each(|write| entries.write(write));
+            Ok(join!(self.submit(entries).await?, Written))
+        })
+    }
+}

@@ -1,0 +1,268 @@
+//! The state machine: one journal entry in, changed rows and an answer out.
+//!
+//! Deterministic: what an entry does depends on the rows as they were before it, and on nothing else, so that a replay
+//! does what the first run did. Where the port lets several writes be seen half-done, they are written in the order
+//! that it names, and readers look at the newest.
+//!
+//! A caller that breaks a rule of the port is refused here, not stopped by a panic: the entry is in the journal, and
+//! would stop the next start, too.
+
+mod change;
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
+use store::{Arrival, Inserted, Mark, Marked, Placed, Positions, StoreError, WriteRefusal, Written};
+
+use crate::codec::entry::{InsertItem, Kind, Reader};
+use crate::codec::row::{Changed, Head};
+use crate::codec::{Malformed, Put, Take, key, tenant};
+use crate::index::{Family, Index, IndexError, Sequence};
+use crate::memory::Memory;
+use crate::read::{Rows, damaged};
+
+/// What an entry answers to the one who appended it.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Inserted(Vec<Inserted>),
+    Placed(Vec<Placed>),
+    Marked(Vec<Marked>),
+    Done,
+    Terms(Vec<Term>),
+    Written(Vec<Result<Written, WriteRefusal>>),
+}
+
+pub(crate) struct Machine {
+    rows: Rows,
+    memory: Arc<Mutex<Memory>>,
+    /// Every term minted here is above this.
+    term_floor: Term,
+}
+
+impl Machine {
+    pub(crate) fn new(index: Arc<dyn Index>, memory: Arc<Mutex<Memory>>, term_floor: Term) -> Self {
+        Machine { rows: Rows { index }, memory, term_floor }
+    }
+
+    /// # Errors
+    /// [`StoreError::Damaged`] if a row that it needs is damaged, or the entry is not one; some of its items may have
+    /// taken effect.
+    pub(crate) fn apply(&self, entry_index: u64, entry: &[u8]) -> Result<Answer, StoreError> {
+        let malformed = |error: Malformed| StoreError::Damaged(format!("journal entry {entry_index}: {error}"));
+        let mut reader = Reader::new(entry).map_err(malformed)?;
+        let count = reader.count as usize;
+        let sequences = (0..reader.count).map(|item| Sequence::new(entry_index, item));
+        let answer = match reader.kind {
+            Kind::Insert => {
+                let mut inserted = Vec::with_capacity(count);
+                for at in sequences {
+                    inserted.push(self.insert(at, &reader.insert().map_err(malformed)?)?);
+                }
+                Answer::Inserted(inserted)
+            }
+            Kind::Place => {
+                let mut placed = Vec::with_capacity(count);
+                for at in sequences {
+                    let (poller, due) = reader.place().map_err(malformed)?;
+                    placed.push(self.place(at, poller, due));
+                }
+                Answer::Placed(placed)
+            }
+            Kind::Mark => {
+                let mut marked = Vec::with_capacity(count);
+                for at in sequences {
+                    marked.push(self.mark(at, &reader.mark().map_err(malformed)?)?);
+                }
+                Answer::Marked(marked)
+            }
+            Kind::PutTenant => {
+                for at in sequences {
+                    let (tenant, value) = reader.tenant().map_err(malformed)?;
+                    self.index().put(Family::Points, &key::tenant(tenant.id), value, at);
+                    self.memory().tenants.insert(tenant.id, tenant);
+                }
+                Answer::Done
+            }
+            Kind::Take => {
+                let mut terms = Vec::with_capacity(count);
+                for at in sequences {
+                    terms.push(self.take(at, reader.take().map_err(malformed)?));
+                }
+                Answer::Terms(terms)
+            }
+            Kind::Write => {
+                let mut written = Vec::with_capacity(count);
+                for at in sequences {
+                    written.push(self.write(at, &reader.write().map_err(malformed)?)?);
+                }
+                Answer::Written(written)
+            }
+        };
+        reader.end().map_err(malformed)?;
+        Ok(answer)
+    }
+
+    fn index(&self) -> &dyn Index {
+        &*self.rows.index
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().expect("no holder of this lock panics")
+    }
+
+    fn insert(&self, at: Sequence, insert: &InsertItem<'_>) -> Result<Inserted, StoreError> {
+        let head = &insert.head;
+        if let Some(known) = self.in_the_way(at, head, insert.id)? {
+            return Ok(Inserted::Exists(known));
+        }
+        let mut due = insert.due;
+        due.position = self.settle(head.poller, due.position);
+        self.write_new(at, insert);
+        self.write_due(at, head.poller, &due);
+        self.memory().arrivals.append(Arrival { poller: head.poller, key: due });
+        Ok(Inserted::Placed(Placed { position: due.position, settled: true }))
+    }
+
+    /// The incarnation because of which a schedule cannot be inserted.
+    fn in_the_way(&self, at: Sequence, head: &Head, id: &str) -> Result<Option<Incarnation>, StoreError> {
+        let again = self.rows.head(head.incarnation, at)?.is_some();
+        if !again && is_server_made(id, head.incarnation) {
+            // Nothing else can have the id of an incarnation that there was not yet.
+            return Ok(None);
+        }
+        let Some(known) = self.rows.find(head.tenant, id, at)? else { return Ok(None) };
+        let taken = again || known.changed.state.status != Status::Cancelled;
+        Ok(taken.then_some(known.incarnation))
+    }
+
+    /// The first row of a schedule, and its id.
+    fn write_new(&self, at: Sequence, insert: &InsertItem<'_>) {
+        let Head { incarnation, tenant, .. } = insert.head;
+        self.index().put(Family::Rows, &key::row(incarnation), insert.row, at);
+        if !is_server_made(insert.id, incarnation) {
+            self.write_name(at, tenant, insert.id, incarnation);
+        }
+    }
+
+    fn write_name(&self, at: Sequence, tenant: TenantId, id: &str, incarnation: Incarnation) {
+        let mut value = vec![1];
+        value.u128(incarnation.0);
+        self.index().put(Family::Points, &key::id(tenant, id), &value, at);
+    }
+
+    fn write_changed(&self, at: Sequence, incarnation: Incarnation, changed: &Changed) {
+        self.index().put(Family::Points, &key::state(incarnation), &changed.encode(), at);
+    }
+
+    /// Nobody reads a row where its poller is done, so none is written there.
+    fn write_due(&self, at: Sequence, poller: PollerId, due: &DueKey) {
+        if due.position > self.memory().positions(poller).done {
+            self.index().put(Family::Due, &key::due(poller, due), &[], at);
+        }
+    }
+
+    fn retire(&self, poller: PollerId, done: Timestamp) {
+        self.index().retire(key::poller(poller), &key::due_after(poller, done));
+    }
+
+    /// `position`, or the first instant that `poller` has not closed.
+    fn settle(&self, poller: PollerId, position: Timestamp) -> Timestamp {
+        position.max(self.memory().positions(poller).closed + Duration::from_millis(1))
+    }
+
+    fn place(&self, at: Sequence, poller: PollerId, mut due: DueKey) -> Placed {
+        due.position = self.settle(poller, due.position);
+        self.write_due(at, poller, &due);
+        self.memory().arrivals.append(Arrival { poller, key: due });
+        Placed { position: due.position, settled: true }
+    }
+
+    fn mark(&self, at: Sequence, mark: &Mark) -> Result<Marked, StoreError> {
+        let Some(known) = self.rows.find(mark.tenant, mark.id.as_str(), at)? else {
+            return Ok(Marked { before: None, applied: true });
+        };
+        let before: Schedule = self.rows.decode(&known)?;
+        if before.status != Status::Cancelled {
+            self.cancel(at, known.incarnation, known.changed);
+        }
+        Ok(Marked { before: Some(Arc::new(before)), applied: true })
+    }
+
+    fn cancel(&self, at: Sequence, incarnation: Incarnation, mut changed: Changed) {
+        changed.state.status = Status::Cancelled;
+        changed.state.revision.0 = changed.state.revision.0.saturating_add(1);
+        changed.state.next = None;
+        self.write_changed(at, incarnation, &changed);
+    }
+
+    fn take(&self, at: Sequence, shard: domain::ShardId) -> Term {
+        let mut memory = self.memory();
+        let term = memory.terms.get(&shard).copied().unwrap_or(Term(0)).max(self.term_floor);
+        let term = Term(term.0 + 1);
+        memory.terms.insert(shard, term);
+        memory.arrivals.take(shard);
+        drop(memory);
+        let mut value = vec![1];
+        value.u64(term.0);
+        self.index().put(Family::Points, &key::term(shard), &value, at);
+        term
+    }
+}
+
+/// Whether a schedule's id is the one that its server made from its incarnation: such an id needs no row.
+pub(crate) fn is_server_made(id: &str, incarnation: Incarnation) -> bool {
+    ScheduleId::new(id).ok().and_then(|id| id.to_incarnation()) == Some(incarnation)
+}
+
+/// Reads positions, terms and tenants as they were before `before`, and tells the index what its due rows are worth.
+pub(crate) fn load(index: &dyn Index, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
+    let mut first_error = None;
+    for kind in [key::POSITIONS, key::TERM, key::TENANT] {
+        let scan = index.scan(Family::Points, &[kind], &[kind + 1], before, &mut |key, value| match load_row(
+            kind, key, value, memory,
+        ) {
+            Ok(()) => std::ops::ControlFlow::Continue(()),
+            Err(error) => {
+                first_error = Some(error);
+                std::ops::ControlFlow::Break(())
+            }
+        });
+        scan.map_err(damaged)?;
+    }
+    if let Some(error) = first_error {
+        return Err(malformed(error));
+    }
+    for (poller, positions) in &memory.positions {
+        index.retire(key::poller(*poller), &key::due_after(*poller, positions.done));
+    }
+    Ok(())
+}
+
+fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(), Malformed> {
+    let mut take = Take::new("a small row", value);
+    match kind {
+        key::POSITIONS => {
+            take.version(1)?;
+            let positions = Positions { closed: take.timestamp()?, done: take.timestamp()? };
+            memory.positions.insert(key::parse_positions(key)?, positions);
+        }
+        key::TERM => {
+            take.version(1)?;
+            memory.terms.insert(key::parse_term(key)?, Term(take.u64()?));
+        }
+        _ => {
+            let tenant = tenant::take(value)?;
+            memory.tenants.insert(tenant.id, tenant);
+        }
+    }
+    Ok(())
+}
+
+fn malformed(error: Malformed) -> StoreError {
+    damaged(IndexError::Damaged {
+        family: Family::Points.name(),
+        range: "the rows kept in memory".to_owned(),
+        reason: error.to_string(),
+    })
+}

@@ -1,0 +1,189 @@
+//! What the owner of a shard writes.
+
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Status, Timestamp};
+use std::sync::Arc;
+use store::{Positions, StoreError, WriteRefusal, Written};
+
+use super::Machine;
+use crate::codec::entry::{ChangeItem, InsertItem, RunItem, WriteItem};
+use crate::codec::row::{self, Changed, Head};
+use crate::codec::{Put, key, run};
+use crate::index::{Family, Sequence};
+use crate::read::Known;
+
+type Outcome = Result<Result<Written, WriteRefusal>, StoreError>;
+
+const DONE: Outcome = Ok(Ok(Written::Done));
+
+fn refused(refusal: WriteRefusal) -> Outcome {
+    Ok(Err(refusal))
+}
+
+impl Machine {
+    pub(super) fn write(&self, at: Sequence, write: &WriteItem<'_>) -> Outcome {
+        let poller = write.poller;
+        if self.memory().terms.get(&poller.shard()) != Some(&write.term) {
+            return refused(WriteRefusal::Superseded);
+        }
+        match &write.change {
+            ChangeItem::Put(insert) => self.put(at, poller, insert),
+            ChangeItem::Cancel(incarnation) => match self.rows.known(*incarnation, at)? {
+                Some(known) if known.changed.state.status != Status::Cancelled => {
+                    self.cancel(at, known.incarnation, known.changed);
+                    DONE
+                }
+                Some(_) | None => refused(WriteRefusal::NotFound),
+            },
+            ChangeItem::Run { run, then, ends } => self.book(at, poller, run, then.as_ref(), *ends),
+            ChangeItem::Advance { incarnation, revision, due } => {
+                self.advance(at, poller, *incarnation, *revision, due)
+            }
+            ChangeItem::End { incarnation, revision } => match self.rows.known(*incarnation, at)? {
+                Some(known) => {
+                    self.end(at, &known, *revision);
+                    DONE
+                }
+                None => refused(WriteRefusal::NotFound),
+            },
+            ChangeItem::Defer(due) => {
+                self.write_due(at, poller, due);
+                DONE
+            }
+            ChangeItem::Redrive { of, due } => self.redrive(at, poller, of, due),
+            ChangeItem::Positions(to) => {
+                self.move_positions(at, poller, *to);
+                DONE
+            }
+        }
+    }
+
+    fn put(&self, at: Sequence, poller: PollerId, insert: &InsertItem<'_>) -> Outcome {
+        let offered = insert.head;
+        let mut due = insert.due;
+        due.position = self.settle(poller, due.position);
+        let (before, row) = match self.rows.find(offered.tenant, insert.id, at)? {
+            Some(known) if known.changed.state.status != Status::Cancelled => {
+                let before = known.changed.state.status;
+                (Some(before), self.replace(at, &known, insert)?)
+            }
+            Some(cancelled) if cancelled.incarnation == offered.incarnation => {
+                return refused(WriteRefusal::NotFound);
+            }
+            cancelled => {
+                self.write_new(at, insert);
+                (cancelled.map(|_| Status::Cancelled), insert.row.to_vec())
+            }
+        };
+        let schedule = Arc::new(self.rows.decode_row(row.into())?);
+        due.occurrence.incarnation = schedule.incarnation;
+        due.occurrence.revision = schedule.revision;
+        self.write_due(at, poller, &due);
+        Ok(Ok(Written::Put { schedule, position: due.position, before }))
+    }
+
+    /// The next revision of a schedule. Its row gets the number that the caller meant for a new incarnation, so that
+    /// rows are always written at the end of their family.
+    fn replace(&self, at: Sequence, known: &Known, insert: &InsertItem<'_>) -> Result<Vec<u8>, StoreError> {
+        let before = row::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
+        let mut state = insert.head.state;
+        state.revision = Revision(known.changed.state.revision.0.saturating_add(1));
+        let head = Head {
+            tenant: before.tenant,
+            incarnation: known.incarnation,
+            poller: before.poller,
+            created_at: before.created_at,
+            state,
+        };
+        let row = row::patch(insert.row, &head);
+        let number = insert.head.incarnation;
+        self.index().put(Family::Rows, &key::row(number), &row, at);
+        self.write_changed(at, known.incarnation, &Changed { state, row: number });
+        Ok(row)
+    }
+
+    fn book(&self, at: Sequence, poller: PollerId, run: &RunItem<'_>, then: Option<&DueKey>, ends: bool) -> Outcome {
+        let of = &run.occurrence;
+        let Some(known) = self.rows.known(of.incarnation, at)? else {
+            return refused(WriteRefusal::NotFound);
+        };
+        let run_key = key::run(of);
+        if self.rows.run_state(&run_key, at)?.is_some_and(RunState::is_final) {
+            return refused(WriteRefusal::Resolved);
+        }
+        if let Some(due) = then {
+            self.write_due(at, poller, due);
+        }
+        self.index().put(Family::Points, &run_key, run.value, at);
+        if run.state == RunState::Failed {
+            self.index().put(Family::Points, &key::dead_letter(run.tenant, of), &[], at);
+        }
+        if ends {
+            self.end(at, &known, of.revision);
+        }
+        DONE
+    }
+
+    fn end(&self, at: Sequence, known: &Known, revision: Revision) {
+        let mut changed = known.changed;
+        if is_live_at(&changed, revision) {
+            changed.state.status = Status::Ended;
+            changed.state.next = None;
+            self.write_changed(at, known.incarnation, &changed);
+        }
+    }
+
+    fn advance(
+        &self,
+        at: Sequence,
+        poller: PollerId,
+        incarnation: Incarnation,
+        revision: Revision,
+        due: &DueKey,
+    ) -> Outcome {
+        let Some(Known { mut changed, .. }) = self.rows.known(incarnation, at)? else {
+            return refused(WriteRefusal::NotFound);
+        };
+        if is_live_at(&changed, revision) {
+            self.write_due(at, poller, due);
+            changed.state.next = Some(due.occurrence.nominal);
+            self.write_changed(at, incarnation, &changed);
+        }
+        DONE
+    }
+
+    fn redrive(&self, at: Sequence, poller: PollerId, of: &Occurrence, due: &DueKey) -> Outcome {
+        let Some(run) = self.rows.run_value(&key::run(of), at)? else { return refused(WriteRefusal::NotFound) };
+        let (tenant, ..) = run::summary(&run).map_err(|error| self.rows.malformed_run(of, error))?;
+        let dead_letter = key::dead_letter(tenant, of);
+        if !self.rows.has_point(&dead_letter, at)? {
+            return refused(WriteRefusal::NotFound);
+        }
+        self.write_due(at, poller, due);
+        self.index().remove(Family::Points, &dead_letter, at);
+        DONE
+    }
+
+    fn move_positions(&self, at: Sequence, poller: PollerId, to: Positions) {
+        let mut memory = self.memory();
+        let known = memory.positions(poller);
+        // A poller that closed all of time could not take another row.
+        let closed = known.closed.max(to.closed).min(Timestamp::from_millis(Timestamp::MAX.as_millis() - 1));
+        let moved = Positions { closed, done: known.done.max(to.done).min(closed) };
+        if moved == known {
+            return;
+        }
+        memory.positions.insert(poller, moved);
+        drop(memory);
+        let mut value = vec![1];
+        value.timestamp(moved.closed);
+        value.timestamp(moved.done);
+        self.index().put(Family::Points, &key::positions(poller), &value, at);
+        if moved.done > known.done {
+            self.retire(poller, moved.done);
+        }
+    }
+}
+
+fn is_live_at(changed: &Changed, revision: Revision) -> bool {
+    changed.state.status == Status::Active && changed.state.revision == revision
+}

@@ -1,0 +1,79 @@
+//! The one file that says how far the index is durable, and which journal goes on from there.
+
+use std::io;
+use std::path::Path;
+
+use runtime::Runtime;
+
+use crate::codec::{Malformed, Put, Take};
+use crate::file::{self, EnvelopeError};
+use crate::options::IndexKind;
+
+pub(crate) const FILE: &str = "CHECKPOINT";
+const VERSION: u8 = 1;
+
+/// Replaced in one step after each flush. The index holds everything up to `synced`, and may hold more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Checkpoint {
+    pub index: IndexKind,
+    /// Raised by every restore; the high bits of every term.
+    pub epoch: u64,
+    /// [`journal::Journal::id`]; `None` if the journal is yet to be made.
+    pub journal_id: Option<u128>,
+    /// The number of the store's entry before the journal's first: a restored store goes on with a new journal.
+    pub base: u64,
+    /// The last entry, counted through all journals, that is in the index with all before it.
+    pub synced: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CheckpointError {
+    #[error("{FILE} is damaged: {0}")]
+    Envelope(#[from] EnvelopeError),
+    #[error("{FILE} is damaged: {0}")]
+    Malformed(#[from] Malformed),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl Checkpoint {
+    pub(crate) async fn read(runtime: &Runtime, dir: &Path) -> Result<Option<Self>, CheckpointError> {
+        let Some(bytes) = file::read_whole(runtime, &dir.join(FILE)).await? else { return Ok(None) };
+        Ok(Some(Self::decode(file::open_envelope(&bytes)?)?))
+    }
+
+    pub(crate) async fn write(&self, runtime: &Runtime, dir: &Path) -> io::Result<()> {
+        file::replace(runtime, &dir.join(FILE), &file::envelope(&self.encode())).await
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.u8(VERSION);
+        out.u8(match self.index {
+            IndexKind::Lsm => 0,
+            IndexKind::Map => 1,
+        });
+        out.u64(self.epoch);
+        out.u8(u8::from(self.journal_id.is_some()));
+        out.u128(self.journal_id.unwrap_or_default());
+        out.u64(self.base);
+        out.u64(self.synced);
+        out
+    }
+
+    pub(crate) fn decode(body: &[u8]) -> Result<Self, Malformed> {
+        let mut take = Take::new("a checkpoint", body);
+        take.version(VERSION)?;
+        let index = match take.u8()? {
+            0 => IndexKind::Lsm,
+            1 => IndexKind::Map,
+            _ => return Err(take.malformed()),
+        };
+        let epoch = take.u64()?;
+        let has_journal = take.u8()? == 1;
+        let journal_id = has_journal.then_some(take.u128()?);
+        let (base, synced) = (take.u64()?, take.u64()?);
+        take.end()?;
+        Ok(Checkpoint { index, epoch, journal_id, base, synced })
+    }
+}

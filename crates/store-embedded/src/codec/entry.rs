@@ -1,0 +1,298 @@
+//! Journal entries: one call's batch, or a part of it. Items are decoded one by one and borrow the entry's bytes.
+
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ScheduleId, ShardId, TenantId, Term};
+use store::{Change, Insert, Mark, OwnerWrite, Positions, Tenant};
+
+use super::{Malformed, Put, Take, row, run, tenant};
+
+const VERSION: u8 = 1;
+
+/// What an entry asks for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Insert = 1,
+    Place = 2,
+    Mark = 3,
+    PutTenant = 4,
+    Take = 5,
+    Write = 6,
+}
+
+/// Builds the entries of one call: a new one is begun when the present one has grown to `entry_len_max`.
+pub(crate) struct Builder {
+    kind: Kind,
+    entry_len_max: usize,
+    present: Vec<u8>,
+    count: u32,
+    full: Vec<Vec<u8>>,
+}
+
+const HEADER_LEN: usize = 6;
+
+impl Builder {
+    pub(crate) fn new(kind: Kind, entry_len_max: usize) -> Self {
+        Builder { kind, entry_len_max, present: Vec::new(), count: 0, full: Vec::new() }
+    }
+
+    fn item(&mut self, put: impl FnOnce(&mut Vec<u8>)) {
+        if self.present.len() >= self.entry_len_max {
+            self.cut();
+        }
+        if self.present.is_empty() {
+            self.present.extend_from_slice(&[VERSION, self.kind as u8, 0, 0, 0, 0]);
+        }
+        put(&mut self.present);
+        self.count += 1;
+        // Items of one entry are numbered in 16 bits.
+        if self.count == OPS_MAX {
+            self.cut();
+        }
+    }
+
+    fn cut(&mut self) {
+        if self.count > 0 {
+            self.present[2..HEADER_LEN].copy_from_slice(&self.count.to_le_bytes());
+            self.full.push(std::mem::take(&mut self.present));
+            self.count = 0;
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Vec<Vec<u8>> {
+        self.cut();
+        self.full
+    }
+
+    pub(crate) fn insert(&mut self, insert: &Insert) {
+        self.item(|out| put_insert(out, insert));
+    }
+
+    pub(crate) fn place(&mut self, poller: PollerId, due: &DueKey) {
+        self.item(|out| {
+            out.poller(poller);
+            out.due(due);
+        });
+    }
+
+    pub(crate) fn mark(&mut self, mark: &Mark) {
+        self.item(|out| {
+            out.u32(mark.tenant.0);
+            out.text(mark.id.as_str());
+        });
+    }
+
+    pub(crate) fn tenant(&mut self, tenant: &Tenant) {
+        self.item(|out| {
+            let mut value = Vec::new();
+            tenant::put(&mut value, tenant);
+            out.blob(&value);
+        });
+    }
+
+    pub(crate) fn take(&mut self, shard: ShardId) {
+        self.item(|out| out.u16(shard.0));
+    }
+
+    pub(crate) fn write(&mut self, write: &OwnerWrite) {
+        self.item(|out| put_write(out, write));
+    }
+}
+
+/// The most items that one entry holds.
+pub(crate) const OPS_MAX: u32 = 1 << 16;
+
+fn put_blob_of(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>)) {
+    let at = out.len();
+    out.u32(0);
+    put(out);
+    let len = u32::try_from(out.len() - at - 4).expect("a request's size limit keeps values below 2^32");
+    out[at..at + 4].copy_from_slice(&len.to_le_bytes());
+}
+
+fn put_insert(out: &mut Vec<u8>, insert: &Insert) {
+    out.due(&insert.due);
+    put_blob_of(out, |out| row::put(out, &insert.schedule));
+}
+
+fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
+    out.u64(write.term.0);
+    out.poller(write.poller);
+    match &write.change {
+        Change::Put(insert) => {
+            out.u8(0);
+            put_insert(out, insert);
+        }
+        Change::Cancel(incarnation) => {
+            out.u8(1);
+            out.u128(incarnation.0);
+        }
+        Change::Run { run, then, ends } => {
+            out.u8(2);
+            put_blob_of(out, |out| run::put(out, run));
+            out.u8(u8::from(then.is_some()));
+            if let Some(due) = then {
+                out.due(due);
+            }
+            out.u8(u8::from(*ends));
+        }
+        Change::Advance { incarnation, revision, due } => {
+            out.u8(3);
+            out.u128(incarnation.0);
+            out.u32(revision.0);
+            out.due(due);
+        }
+        Change::End { incarnation, revision } => {
+            out.u8(4);
+            out.u128(incarnation.0);
+            out.u32(revision.0);
+        }
+        Change::Defer(due) => {
+            out.u8(5);
+            out.due(due);
+        }
+        Change::Redrive { of, due } => {
+            out.u8(6);
+            out.occurrence(of);
+            out.due(due);
+        }
+        Change::Positions(positions) => {
+            out.u8(7);
+            out.timestamp(positions.closed);
+            out.timestamp(positions.done);
+        }
+    }
+}
+
+/// Reads an entry item by item.
+pub(crate) struct Reader<'a> {
+    pub(crate) kind: Kind,
+    pub(crate) count: u32,
+    take: Take<'a>,
+}
+
+/// A schedule to be made, still encoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct InsertItem<'a> {
+    pub due: DueKey,
+    pub head: row::Head,
+    pub id: &'a str,
+    /// As [`row::put`] writes it.
+    pub row: &'a [u8],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WriteItem<'a> {
+    pub term: Term,
+    pub poller: PollerId,
+    pub change: ChangeItem<'a>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ChangeItem<'a> {
+    Put(InsertItem<'a>),
+    Cancel(Incarnation),
+    Run { run: RunItem<'a>, then: Option<DueKey>, ends: bool },
+    Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
+    End { incarnation: Incarnation, revision: Revision },
+    Defer(DueKey),
+    Redrive { of: Occurrence, due: DueKey },
+    Positions(Positions),
+}
+
+/// A run, still encoded.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RunItem<'a> {
+    pub tenant: TenantId,
+    pub occurrence: Occurrence,
+    pub state: domain::RunState,
+    /// As [`run::put`] writes it.
+    pub value: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(entry: &'a [u8]) -> Result<Self, Malformed> {
+        let mut take = Take::new("a journal entry", entry);
+        take.version(VERSION)?;
+        let kind = match take.u8()? {
+            1 => Kind::Insert,
+            2 => Kind::Place,
+            3 => Kind::Mark,
+            4 => Kind::PutTenant,
+            5 => Kind::Take,
+            6 => Kind::Write,
+            _ => return Err(take.malformed()),
+        };
+        let count = take.u32()?;
+        if count > OPS_MAX {
+            return Err(take.malformed());
+        }
+        Ok(Reader { kind, count, take })
+    }
+
+    pub(crate) fn insert(&mut self) -> Result<InsertItem<'a>, Malformed> {
+        let due = self.take.due()?;
+        let row = self.take.blob()?;
+        let (head, id) = row::head_and_id(row)?;
+        Ok(InsertItem { due, head, id, row })
+    }
+
+    pub(crate) fn place(&mut self) -> Result<(PollerId, DueKey), Malformed> {
+        Ok((self.take.poller()?, self.take.due()?))
+    }
+
+    pub(crate) fn mark(&mut self) -> Result<Mark, Malformed> {
+        let tenant = TenantId(self.take.u32()?);
+        let id = ScheduleId::new(self.take.text()?).map_err(|_| self.take.malformed())?;
+        Ok(Mark { tenant, id })
+    }
+
+    pub(crate) fn tenant(&mut self) -> Result<(Tenant, &'a [u8]), Malformed> {
+        let value = self.take.blob()?;
+        Ok((tenant::take(value)?, value))
+    }
+
+    pub(crate) fn take(&mut self) -> Result<ShardId, Malformed> {
+        self.take.u16().map(ShardId)
+    }
+
+    pub(crate) fn write(&mut self) -> Result<WriteItem<'a>, Malformed> {
+        let term = Term(self.take.u64()?);
+        let poller = self.take.poller()?;
+        let change = match self.take.u8()? {
+            0 => ChangeItem::Put(self.insert()?),
+            1 => ChangeItem::Cancel(Incarnation(self.take.u128()?)),
+            2 => self.run()?,
+            3 => ChangeItem::Advance {
+                incarnation: Incarnation(self.take.u128()?),
+                revision: Revision(self.take.u32()?),
+                due: self.take.due()?,
+            },
+            4 => ChangeItem::End { incarnation: Incarnation(self.take.u128()?), revision: Revision(self.take.u32()?) },
+            5 => ChangeItem::Defer(self.take.due()?),
+            6 => ChangeItem::Redrive { of: self.take.occurrence()?, due: self.take.due()? },
+            7 => ChangeItem::Positions(Positions { closed: self.take.timestamp()?, done: self.take.timestamp()? }),
+            _ => return Err(self.take.malformed()),
+        };
+        Ok(WriteItem { term, poller, change })
+    }
+
+    fn run(&mut self) -> Result<ChangeItem<'a>, Malformed> {
+        let value = self.take.blob()?;
+        let (tenant, occurrence, state) = run::summary(value)?;
+        let run = RunItem { tenant, occurrence, state, value };
+        let then = if self.flag()? { Some(self.take.due()?) } else { None };
+        Ok(ChangeItem::Run { run, then, ends: self.flag()? })
+    }
+
+    fn flag(&mut self) -> Result<bool, Malformed> {
+        match self.take.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(self.take.malformed()),
+        }
+    }
+
+    pub(crate) fn end(self) -> Result<(), Malformed> {
+        self.take.end()
+    }
+}

@@ -1,0 +1,196 @@
+//! Index keys. Their byte order is the order in which the port lists things.
+
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ShardId, TargetKey, TenantId, Timestamp};
+
+use super::{Malformed, Take};
+
+// What a key of `Family::Points` names; its first byte.
+const ID: u8 = b'i';
+const STATE: u8 = b's';
+const RUN: u8 = b'r';
+const DEAD_LETTER: u8 = b'd';
+pub(crate) const POSITIONS: u8 = b'p';
+pub(crate) const TERM: u8 = b't';
+pub(crate) const TENANT: u8 = b'u';
+
+/// `Family::Rows`.
+pub(crate) fn row(key: Incarnation) -> [u8; 16] {
+    key.0.to_be_bytes()
+}
+
+pub(crate) fn id(tenant: TenantId, id: &str) -> Vec<u8> {
+    let mut key = Vec::with_capacity(5 + id.len());
+    key.push(ID);
+    key.extend_from_slice(&tenant.0.to_be_bytes());
+    key.extend_from_slice(id.as_bytes());
+    key
+}
+
+pub(crate) fn state(incarnation: Incarnation) -> [u8; 17] {
+    let mut key = [STATE; 17];
+    key[1..].copy_from_slice(&incarnation.0.to_be_bytes());
+    key
+}
+
+pub(crate) const RUN_LEN: usize = 31;
+
+pub(crate) fn run(of: &Occurrence) -> [u8; RUN_LEN] {
+    let mut key = [RUN; RUN_LEN];
+    key[1..].copy_from_slice(&occurrence(of));
+    key
+}
+
+pub(crate) fn dead_letter(tenant: TenantId, of: &Occurrence) -> [u8; 35] {
+    let mut key = [DEAD_LETTER; 35];
+    key[1..5].copy_from_slice(&tenant.0.to_be_bytes());
+    key[5..].copy_from_slice(&occurrence(of));
+    key
+}
+
+pub(crate) fn parse_dead_letter(key: &[u8]) -> Result<(TenantId, Occurrence), Malformed> {
+    let mut take = Take::new("a dead letter's key", key);
+    take.version(DEAD_LETTER)?;
+    let tenant = TenantId(u32::from_be_bytes(take.array()?));
+    let of = parse_occurrence(&mut take)?;
+    take.end()?;
+    Ok((tenant, of))
+}
+
+fn occurrence(of: &Occurrence) -> [u8; 30] {
+    let mut key = [0; 30];
+    key[..16].copy_from_slice(&of.incarnation.0.to_be_bytes());
+    key[16..24].copy_from_slice(&instant(of.nominal));
+    key[24..28].copy_from_slice(&of.revision.0.to_be_bytes());
+    key[28..].copy_from_slice(&of.replay.to_be_bytes());
+    key
+}
+
+fn parse_occurrence(take: &mut Take<'_>) -> Result<Occurrence, Malformed> {
+    Ok(Occurrence {
+        incarnation: Incarnation(u128::from_be_bytes(take.array()?)),
+        nominal: parse_instant(take)?,
+        revision: Revision(u32::from_be_bytes(take.array()?)),
+        replay: u16::from_be_bytes(take.array()?),
+    })
+}
+
+/// The sign bit is turned over, so that instants before 1970 come first.
+fn instant(at: Timestamp) -> [u8; 8] {
+    (at.as_millis().cast_unsigned() ^ 1 << 63).to_be_bytes()
+}
+
+fn parse_instant(take: &mut Take<'_>) -> Result<Timestamp, Malformed> {
+    Ok(Timestamp::from_millis((u64::from_be_bytes(take.array()?) ^ 1 << 63).cast_signed()))
+}
+
+const POLLER_LEN: usize = 8;
+
+/// The start of every due row's key.
+pub(crate) fn poller(of: PollerId) -> [u8; POLLER_LEN] {
+    let mut key = [0; POLLER_LEN];
+    key[..4].copy_from_slice(&of.tenant.0.to_be_bytes());
+    key[4..6].copy_from_slice(&of.generation.to_be_bytes());
+    key[6..].copy_from_slice(&of.number.to_be_bytes());
+    key
+}
+
+fn parse_poller(take: &mut Take<'_>) -> Result<PollerId, Malformed> {
+    Ok(PollerId {
+        tenant: TenantId(u32::from_be_bytes(take.array()?)),
+        generation: u16::from_be_bytes(take.array()?),
+        number: u16::from_be_bytes(take.array()?),
+    })
+}
+
+pub(crate) const DUE_LEN: usize = 52;
+
+/// `Family::Due`: poller, then the order of [`DueKey`].
+pub(crate) fn due(of: PollerId, due: &DueKey) -> [u8; DUE_LEN] {
+    let mut key = [0; DUE_LEN];
+    key[..8].copy_from_slice(&poller(of));
+    key[8..16].copy_from_slice(&instant(due.position));
+    key[16..46].copy_from_slice(&occurrence(&due.occurrence));
+    key[46..48].copy_from_slice(&due.attempt.to_be_bytes());
+    key[48..].copy_from_slice(&due.target.0.to_be_bytes());
+    key
+}
+
+pub(crate) fn parse_due(key: &[u8]) -> Result<(PollerId, DueKey), Malformed> {
+    let mut take = Take::new("a due row's key", key);
+    let poller = parse_poller(&mut take)?;
+    let due = DueKey {
+        position: parse_instant(&mut take)?,
+        occurrence: parse_occurrence(&mut take)?,
+        attempt: u16::from_be_bytes(take.array()?),
+        target: TargetKey(u32::from_be_bytes(take.array()?)),
+    };
+    take.end()?;
+    Ok((poller, due))
+}
+
+/// Above every due row of `poller` at or before `at`, below every later one.
+pub(crate) fn due_after(of: PollerId, at: Timestamp) -> Vec<u8> {
+    let mut key = Vec::with_capacity(POLLER_LEN + 8);
+    key.extend_from_slice(&poller(of));
+    let next = at.as_millis().saturating_add(1);
+    key.extend_from_slice(&instant(Timestamp::from_millis(next)));
+    key
+}
+
+/// Above every due row of `poller`.
+pub(crate) fn due_end(of: PollerId) -> Vec<u8> {
+    let mut key = poller(of).to_vec();
+    key.extend_from_slice(&[0xff; DUE_LEN - POLLER_LEN + 1]);
+    key
+}
+
+/// The bounds of an incarnation's runs: the first key that may be one, and one above them all.
+pub(crate) fn run_bounds(incarnation: Incarnation) -> (Vec<u8>, Vec<u8>) {
+    let mut from = vec![RUN];
+    from.extend_from_slice(&incarnation.0.to_be_bytes());
+    let mut to = from.clone();
+    to.extend_from_slice(&[0xff; 15]);
+    (from, to)
+}
+
+/// As [`run_bounds`], for a tenant's dead letters.
+pub(crate) fn dead_letter_bounds(tenant: TenantId) -> (Vec<u8>, Vec<u8>) {
+    let mut from = vec![DEAD_LETTER];
+    from.extend_from_slice(&tenant.0.to_be_bytes());
+    let mut to = from.clone();
+    to.extend_from_slice(&[0xff; 31]);
+    (from, to)
+}
+
+pub(crate) fn positions(of: PollerId) -> [u8; 1 + POLLER_LEN] {
+    let mut key = [POSITIONS; 1 + POLLER_LEN];
+    key[1..].copy_from_slice(&poller(of));
+    key
+}
+
+pub(crate) fn parse_positions(key: &[u8]) -> Result<PollerId, Malformed> {
+    let mut take = Take::new("a positions key", key);
+    take.version(POSITIONS)?;
+    let poller = parse_poller(&mut take)?;
+    take.end()?;
+    Ok(poller)
+}
+
+pub(crate) fn term(shard: ShardId) -> [u8; 3] {
+    let [high, low] = shard.0.to_be_bytes();
+    [TERM, high, low]
+}
+
+pub(crate) fn parse_term(key: &[u8]) -> Result<ShardId, Malformed> {
+    let mut take = Take::new("a term's key", key);
+    take.version(TERM)?;
+    let shard = ShardId(u16::from_be_bytes(take.array()?));
+    take.end()?;
+    Ok(shard)
+}
+
+pub(crate) fn tenant(tenant: TenantId) -> [u8; 5] {
+    let mut key = [TENANT; 5];
+    key[1..].copy_from_slice(&tenant.0.to_be_bytes());
+    key
+}

@@ -1,0 +1,78 @@
+//! Small files that are written whole: with a checksum around them, and replaced in one step.
+
+use std::io;
+use std::path::Path;
+
+use runtime::{OpenMode, Runtime};
+
+const MAGIC: [u8; 8] = *b"REVEILLE";
+const HEADER_LEN: usize = 8 + 8 + 4;
+
+/// `body` behind a header of magic, length and CRC32C.
+pub(crate) fn envelope(body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER_LEN + body.len());
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    out.extend_from_slice(&crc32c::crc32c(body).to_le_bytes());
+    out.extend_from_slice(body);
+    out
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub(crate) enum EnvelopeError {
+    #[error("its header is not one of Reveille's")]
+    Header,
+    #[error("it has another length than its header says")]
+    Length,
+    #[error("its bytes do not match their checksum")]
+    Checksum,
+}
+
+/// The body that [`envelope`] wrapped, checked.
+pub(crate) fn open_envelope(bytes: &[u8]) -> Result<&[u8], EnvelopeError> {
+    let (header, body) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(EnvelopeError::Header)?;
+    let (magic, rest) = header.split_at(8);
+    let (len, checksum) = rest.split_at(8);
+    if magic != MAGIC {
+        return Err(EnvelopeError::Header);
+    }
+    if len != (body.len() as u64).to_le_bytes() {
+        return Err(EnvelopeError::Length);
+    }
+    if checksum != crc32c::crc32c(body).to_le_bytes() {
+        return Err(EnvelopeError::Checksum);
+    }
+    Ok(body)
+}
+
+/// Makes `path` hold `bytes`: after a crash it holds either these or what it held before.
+pub(crate) async fn replace(runtime: &Runtime, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let disk = runtime.disk();
+    let new = path.with_extension("new");
+    if let Err(error) = disk.remove(&new).await
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        return Err(error);
+    }
+    let file = disk.open(&new, OpenMode::CreateNew).await?;
+    file.write_at(0, bytes).await?;
+    file.sync_data().await?;
+    disk.rename(&new, path).await?;
+    match path.parent() {
+        Some(dir) => disk.sync_dir(dir).await,
+        None => Ok(()),
+    }
+}
+
+/// The bytes of a file; `None` if there is none.
+pub(crate) async fn read_whole(runtime: &Runtime, path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let file = match runtime.disk().open(path, OpenMode::Read).await {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let len = usize::try_from(file.len().await?).map_err(io::Error::other)?;
+    let mut bytes = vec![0; len];
+    file.read_at(0, &mut bytes).await?;
+    Ok(Some(bytes))
+}

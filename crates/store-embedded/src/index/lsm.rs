@@ -1,0 +1,266 @@
+//! An index of log-structured merge trees, one for each family, by the `lsm-tree` crate.
+//!
+//! The library has no log of its own, which is why it was chosen (docs/decisions/0040). It checks blocks when it reads
+//! them, but not its manifest when it opens: that is done here, from the checksums that it writes beside it. A flushed
+//! table is read back and compared before its memtable is let go.
+//!
+//! This is an edge: it reads files by itself, and takes no part in a simulation.
+
+mod files;
+mod retired;
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, ready};
+use lsm_tree::compaction::Leveled;
+use lsm_tree::config::{BlockSizePolicy, FilterPolicy, PinningPolicy};
+use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, Memtable};
+
+pub(crate) use self::files::copy_tree;
+use self::retired::{Retired, RetiredFactory};
+use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
+use crate::options::Options;
+use crate::read::hex;
+
+pub(crate) struct LsmIndex {
+    trees: [Tree; 3],
+    /// Due rows that are not read any more.
+    retired: Arc<Retired>,
+}
+
+struct Tree {
+    family: Family,
+    dir: PathBuf,
+    tree: AnyTree,
+    strategy: Arc<Leveled>,
+    /// Sealed and not yet flushed, the oldest first.
+    sealed: Mutex<VecDeque<Arc<Memtable>>>,
+}
+
+/// Files kept open; a tree of 10,000,000 rows has about 200.
+const OPEN_FILES_MAX: usize = 512;
+
+impl LsmIndex {
+    pub(crate) fn exists(dir: &Path) -> bool {
+        Family::ALL.iter().any(|family| files::exists(&dir.join(family.name())))
+    }
+
+    pub(crate) fn open(dir: &Path, options: &Options) -> Result<Self, IndexError> {
+        let cache = Arc::new(Cache::with_capacity_bytes(options.cache_bytes));
+        let open_files = Arc::new(DescriptorTable::new(OPEN_FILES_MAX));
+        let retired = Arc::new(Retired::default());
+        let open = |family: Family| Tree::open(dir, family, &cache, &open_files, &retired);
+        let trees = [open(Family::Rows)?, open(Family::Due)?, open(Family::Points)?];
+        Ok(LsmIndex { trees, retired })
+    }
+
+    fn tree(&self, family: Family) -> &Tree {
+        &self.trees[family as usize]
+    }
+}
+
+impl Tree {
+    fn open(
+        dir: &Path,
+        family: Family,
+        cache: &Arc<Cache>,
+        open_files: &Arc<DescriptorTable>,
+        retired: &Arc<Retired>,
+    ) -> Result<Self, IndexError> {
+        let dir = dir.join(family.name());
+        files::check_manifest(family, &dir)?;
+        let config = Config::new(&dir, lsm_tree::SequenceNumberCounter::default(), Default::default())
+            .use_cache(cache.clone())
+            .use_descriptor_table(Some(open_files.clone()))
+            // Indexes and filters of large levels go through the cache, in parts: memory does not grow with the rows.
+            .index_block_pinning_policy(PinningPolicy::new([true, true, false]))
+            .filter_block_pinning_policy(PinningPolicy::new([true, true, false]));
+        let (config, table_bytes) = match family {
+            // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
+            Family::Rows => {
+                (config.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true), 64 << 20)
+            }
+            // Only ever scanned.
+            Family::Due => {
+                let factory = Arc::new(RetiredFactory(retired.clone()));
+                let config = config.filter_policy(FilterPolicy::disabled());
+                (config.with_compaction_filter_factory(Some(factory)), 16 << 20)
+            }
+            Family::Points => (config, 16 << 20),
+        };
+        let tree = config.open().map_err(|error| damage(family, "its manifest or tables", &error))?;
+        let strategy = Arc::new(Leveled::default().with_table_target_size(table_bytes));
+        Ok(Tree { family, dir, tree, strategy, sealed: Mutex::new(VecDeque::new()) })
+    }
+
+    fn sealed(&self) -> MutexGuard<'_, VecDeque<Arc<Memtable>>> {
+        self.sealed.lock().expect("no holder of this lock panics")
+    }
+
+    fn flush(&self, keep_from: Sequence) -> Result<(), IndexError> {
+        // What is sealed from here on belongs to the next flush.
+        let count = self.sealed().len();
+        for _ in 0..count {
+            let Some(memtable) = self.sealed().front().cloned() else { break };
+            self.flush_one(&memtable, keep_from)?;
+            self.sealed().pop_front();
+        }
+        Ok(())
+    }
+
+    fn flush_one(&self, memtable: &Memtable, keep_from: Sequence) -> Result<(), IndexError> {
+        let failed = |error| damage(self.family, "rows being flushed", &error);
+        let _alone = self.tree.get_flush_lock();
+        let Some((tables, _)) = self.tree.flush_to_tables(memtable.iter().map(Ok)).map_err(failed)? else {
+            return Ok(());
+        };
+        for table in &tables {
+            files::check(self.family, &table.path, table.checksum().into_u128())?;
+        }
+        let ids = [memtable.id()];
+        self.tree.register_tables(&tables, None, None, &ids, keep_from.as_u64()).map_err(failed)
+    }
+
+    /// One step of merging; false if there was nothing to do.
+    fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError> {
+        let before = self.tree.current_version().id();
+        let merged = self.tree.compact(self.strategy.clone(), keep_from.as_u64());
+        merged.map_err(|error| damage(self.family, "rows being merged", &error))?;
+        Ok(self.tree.current_version().id() != before)
+    }
+
+    fn verify(&self, verified: &mut Verified) -> Result<(), IndexError> {
+        let mut note = |result: Result<u64, IndexError>| match result {
+            Ok(bytes) => {
+                verified.files += 1;
+                verified.bytes += bytes;
+                Ok(())
+            }
+            Err(damage @ IndexError::Damaged { .. }) => {
+                verified.damages.push(damage.to_string());
+                Ok(())
+            }
+            Err(error @ IndexError::Io(_)) => Err(error),
+        };
+        note(files::check_manifest(self.family, &self.dir))?;
+        let tables = self.tables();
+        for table in &tables {
+            note(files::check(self.family, &table.path, table.checksum().into_u128()))?;
+        }
+        for row in self.tree.iter(Sequence::LATEST.as_u64(), None) {
+            match row.key() {
+                Ok(_) => verified.rows[self.family as usize] += 1,
+                Err(error) => {
+                    verified.damages.push(damage(self.family, "a scan of all rows", &error).to_string());
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn tables(&self) -> Vec<lsm_tree::Table> {
+        self.tree.current_version().iter_tables().cloned().collect()
+    }
+}
+
+/// What the library's error means to us.
+fn damage(family: Family, range: &str, error: &lsm_tree::Error) -> IndexError {
+    if let lsm_tree::Error::Io(io) = error
+        && io.kind() != std::io::ErrorKind::UnexpectedEof
+        && io.kind() != std::io::ErrorKind::NotFound
+    {
+        let io = io.raw_os_error().map_or_else(|| io.kind().into(), std::io::Error::from_raw_os_error);
+        return IndexError::Io(io);
+    }
+    IndexError::Damaged { family: family.name(), range: range.to_owned(), reason: error.to_string() }
+}
+
+impl Index for LsmIndex {
+    fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError> {
+        let found = self.tree(family).tree.get(key, before.as_u64());
+        found.map(|value| value.map(Bytes::from)).map_err(|error| damage(family, &hex(key), &error))
+    }
+
+    fn scan(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+        before: Sequence,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError> {
+        if from >= to {
+            return Ok(());
+        }
+        for row in self.tree(family).tree.range(from..to, before.as_u64(), None) {
+            let (key, value) =
+                row.into_inner().map_err(|error| damage(family, &format!("{} to {}", hex(from), hex(to)), &error))?;
+            if visit(&key, &Bytes::from(value)) == ControlFlow::Break(()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {
+        self.tree(family).tree.insert(key, value, at.as_u64());
+    }
+
+    fn remove(&self, family: Family, key: &[u8], at: Sequence) {
+        self.tree(family).tree.remove(key, at.as_u64());
+    }
+
+    fn retire(&self, poller: [u8; 8], to: &[u8]) {
+        self.retired.raise(poller, to);
+    }
+
+    fn seal(&self, family: Family) {
+        let tree = self.tree(family);
+        let mut sealed = tree.sealed();
+        sealed.extend(tree.tree.rotate_memtable());
+    }
+
+    fn unsealed_bytes(&self, family: Family) -> u64 {
+        self.tree(family).tree.active_memtable().size()
+    }
+
+    fn flush(&self, keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>> {
+        Box::pin(ready(self.trees.iter().try_for_each(|tree| tree.flush(keep_from))))
+    }
+
+    fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError> {
+        let mut merged = false;
+        for tree in &self.trees {
+            merged |= tree.merge_step(keep_from)?;
+        }
+        Ok(merged)
+    }
+
+    fn pressure(&self) -> Pressure {
+        let mut pressure = Pressure::default();
+        for tree in &self.trees {
+            pressure.sealed = pressure.sealed.max(tree.sealed().len());
+            pressure.unmerged = pressure.unmerged.max(tree.tree.l0_run_count());
+        }
+        pressure
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Verified, IndexError>> {
+        let mut verified = Verified::default();
+        let walked = self.trees.iter().try_for_each(|tree| tree.verify(&mut verified));
+        Box::pin(ready(walked.map(|()| verified)))
+    }
+
+    fn copy_to<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, Result<(), IndexError>> {
+        let copied = self
+            .trees
+            .iter()
+            .try_for_each(|tree| files::copy(&tree.dir, &dir.join(tree.family.name()), &tree.tables()));
+        Box::pin(ready(copied))
+    }
+}

@@ -1,0 +1,141 @@
+//! The library's files, checked and copied.
+//!
+//! `current` names the manifest (`v` and a number) and its checksum, a manifest names the tables and theirs; each is an
+//! XXH3 of 128 bits over a whole file. The library checks none of these three when it opens a tree.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use lsm_tree::Table;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::super::{Family, IndexError};
+
+const CURRENT: &str = "current";
+const TABLES: &str = "tables";
+/// The manifest's number, its checksum, and the kind of that.
+const CURRENT_LEN: usize = 8 + 16 + 1;
+
+pub(super) fn exists(dir: &Path) -> bool {
+    dir.join(CURRENT).exists()
+}
+
+struct Current {
+    manifest: String,
+    checksum: u128,
+}
+
+fn read_current(family: Family, dir: &Path) -> Result<Option<Current>, IndexError> {
+    let path = dir.join(CURRENT);
+    let bytes = match fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let fields: [u8; CURRENT_LEN] =
+        bytes.try_into().map_err(|_| damaged(family, &path, "it has another length than it should"))?;
+    let (number, rest) = fields.split_first_chunk::<8>().expect("the array is longer");
+    let (checksum, kind) = rest.split_first_chunk::<16>().expect("the array is longer");
+    if kind != [0] {
+        return Err(damaged(family, &path, "its kind of checksum is not known"));
+    }
+    let manifest = format!("v{}", u64::from_le_bytes(*number));
+    Ok(Some(Current { manifest, checksum: u128::from_le_bytes(*checksum) }))
+}
+
+/// The manifest is what `current` says, or there is none yet. Answers how many bytes were checked.
+pub(super) fn check_manifest(family: Family, dir: &Path) -> Result<u64, IndexError> {
+    match read_current(family, dir)? {
+        Some(current) => {
+            let bytes = check(family, &dir.join(current.manifest), current.checksum)?;
+            Ok(bytes + CURRENT_LEN as u64)
+        }
+        None if dir.join(TABLES).exists() && fs::read_dir(dir.join(TABLES))?.next().is_some() => {
+            Err(damaged(family, &dir.join(CURRENT), "it is missing"))
+        }
+        None => Ok(0),
+    }
+}
+
+/// The whole file has the checksum that it was written with. Answers how many bytes that were.
+pub(super) fn check(family: Family, path: &Path, expected: u128) -> Result<u64, IndexError> {
+    let mut file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(damaged(family, path, "it is missing")),
+        Err(error) => return Err(error.into()),
+    };
+    let mut hasher = Xxh3Default::new();
+    let mut chunk = vec![0; 1 << 18];
+    let mut bytes = 0;
+    loop {
+        let len = file.read(&mut chunk)?;
+        if len == 0 {
+            break;
+        }
+        hasher.update(&chunk[..len]);
+        bytes += len as u64;
+    }
+    if hasher.digest128() == expected {
+        Ok(bytes)
+    } else {
+        Err(damaged(family, path, "its bytes do not match their checksum"))
+    }
+}
+
+fn damaged(family: Family, path: &Path, reason: &str) -> IndexError {
+    IndexError::Damaged { family: family.name(), range: path.display().to_string(), reason: reason.to_owned() }
+}
+
+/// A tree's files in another folder: tables never change, so on the same file system they are only named again.
+pub(super) fn copy(from: &Path, to: &Path, tables: &[Table]) -> Result<(), IndexError> {
+    let tables_dir = to.join(TABLES);
+    fs::create_dir_all(&tables_dir)?;
+    for table in tables {
+        let path: &PathBuf = &table.path;
+        if let Some(name) = path.file_name() {
+            copy_file(path, &tables_dir.join(name))?;
+        }
+    }
+    // The manifest is small, and is removed by name when the next one comes: a copy of its own.
+    for name in [CURRENT.to_owned(), manifest_name(from)?] {
+        fs::copy(from.join(&name), to.join(&name))?;
+        File::open(to.join(&name))?.sync_all()?;
+    }
+    for dir in [&tables_dir, to] {
+        File::open(dir)?.sync_all()?;
+    }
+    Ok(())
+}
+
+fn manifest_name(dir: &Path) -> Result<String, IndexError> {
+    let bytes = fs::read(dir.join(CURRENT))?;
+    let number = bytes.first_chunk::<8>().ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
+    Ok(format!("v{}", u64::from_le_bytes(*number)))
+}
+
+fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+    if fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    fs::copy(from, to)?;
+    File::open(to)?.sync_all()
+}
+
+/// Copies a folder and everything in it, naming tables again where that will do.
+pub(crate) fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else if from.ends_with(TABLES) {
+            copy_file(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), &target)?;
+            File::open(&target)?.sync_all()?;
+        }
+    }
+    File::open(to)?.sync_all()
+}

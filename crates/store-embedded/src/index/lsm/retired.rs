@@ -1,0 +1,48 @@
+//! Due rows that their poller is done with: left out when their tables are merged, without a tombstone each.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
+
+use lsm_tree::compaction::filter::Context;
+use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
+
+/// For each poller, by its place in a key, the key below which nothing is read any more.
+#[derive(Default, Debug)]
+pub(super) struct Retired(RwLock<Arc<BTreeMap<[u8; 8], Vec<u8>>>>);
+
+impl Retired {
+    pub(super) fn raise(&self, poller: [u8; 8], to: &[u8]) {
+        let mut retired = self.0.write().expect("no holder of this lock panics");
+        Arc::make_mut(&mut retired).insert(poller, to.to_vec());
+    }
+
+    fn now(&self) -> Arc<BTreeMap<[u8; 8], Vec<u8>>> {
+        self.0.read().expect("no holder of this lock panics").clone()
+    }
+}
+
+pub(super) struct RetiredFactory(pub(super) Arc<Retired>);
+
+// A panic while the lock is held is a panic of ours, which ends in `expect` above.
+impl std::panic::RefUnwindSafe for RetiredFactory {}
+
+impl Factory for RetiredFactory {
+    fn name(&self) -> &'static str {
+        "due rows at or before `done`"
+    }
+
+    fn make_filter(&self, _context: &Context) -> Box<dyn CompactionFilter> {
+        Box::new(RetiredFilter(self.0.now()))
+    }
+}
+
+struct RetiredFilter(Arc<BTreeMap<[u8; 8], Vec<u8>>>);
+
+impl CompactionFilter for RetiredFilter {
+    fn filter_item(&mut self, item: ItemAccessor<'_>, _context: &Context) -> lsm_tree::Result<Verdict> {
+        let key: &[u8] = item.key();
+        let retired = key.first_chunk::<8>().and_then(|poller| self.0.get(poller));
+        // Such a row is written again by a replay only, and then no one reads it either.
+        Ok(if retired.is_some_and(|to| key < to.as_slice()) { Verdict::Destroy } else { Verdict::Keep })
+    }
+}

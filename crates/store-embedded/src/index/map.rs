@@ -1,0 +1,260 @@
+//! An index in memory that is written out whole at each flush, a file for each family: for simulations and small stores.
+//!
+//! It goes through [`runtime::Disk`] alone, so a simulated crash treats it as badly as a real one would: what was not
+//! flushed is gone, and families may have been flushed at different moments.
+
+use std::collections::BTreeMap;
+use std::ops::{Bound, ControlFlow};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use runtime::Runtime;
+
+use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
+use crate::codec::{Malformed, Put, Take};
+use crate::file;
+
+const VERSION: u8 = 1;
+
+/// The versions of each row, the oldest first; `None` where it was removed.
+type Versions = Vec<(Sequence, Option<Bytes>)>;
+type Rows = BTreeMap<Bytes, Versions>;
+
+pub(crate) struct MapIndex {
+    runtime: Runtime,
+    dir: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    families: [Rows; 3],
+    newest: Option<Sequence>,
+    /// Rows of each family up to and including this belong to the next flush.
+    sealed: [Option<Sequence>; 3],
+    unsealed_bytes: [u64; 3],
+}
+
+impl MapIndex {
+    pub(crate) async fn open(runtime: &Runtime, dir: &Path) -> Result<Self, IndexError> {
+        runtime.disk().create_dir_all(dir).await?;
+        let mut state = State::default();
+        for family in Family::ALL {
+            if let Some(bytes) = file::read_whole(runtime, &path(dir, family)).await? {
+                let damaged = |reason: String| damaged(family, reason);
+                let body = file::open_envelope(&bytes).map_err(|error| damaged(error.to_string()))?;
+                state.families[family as usize] = decode(body).map_err(|error| damaged(error.to_string()))?;
+            }
+        }
+        Ok(MapIndex { runtime: runtime.clone(), dir: dir.to_owned(), state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+
+    fn write(&self, family: Family, key: &[u8], value: Option<&[u8]>, at: Sequence) {
+        let mut state = self.state();
+        state.newest = Some(at);
+        state.unsealed_bytes[family as usize] += (key.len() + value.map_or(0, <[u8]>::len)) as u64;
+        let value = value.map(Bytes::copy_from_slice);
+        let rows = &mut state.families[family as usize];
+        match rows.get_mut(key) {
+            Some(versions) => match versions.binary_search_by_key(&at, |(at, _)| *at) {
+                Ok(same) => versions[same].1 = value,
+                Err(place) => versions.insert(place, (at, value)),
+            },
+            None => {
+                rows.insert(Bytes::copy_from_slice(key), vec![(at, value)]);
+            }
+        }
+    }
+
+    async fn flush_family(&self, family: Family, keep_from: Sequence) -> Result<(), IndexError> {
+        let (bytes, sealed) = {
+            let mut state = self.state();
+            let Some(sealed) = state.sealed[family as usize] else { return Ok(()) };
+            forget(&mut state.families[family as usize], keep_from);
+            (file::envelope(&encode(&state.families[family as usize], sealed)), sealed)
+        };
+        let path = path(&self.dir, family);
+        file::replace(&self.runtime, &path, &bytes).await?;
+        let read_back = file::read_whole(&self.runtime, &path).await?;
+        if read_back.as_deref() != Some(&bytes[..]) {
+            return Err(damaged(family, "it was read back otherwise than it was written".to_owned()));
+        }
+        let mut state = self.state();
+        // It may have been sealed again meanwhile.
+        if state.sealed[family as usize] == Some(sealed) {
+            state.sealed[family as usize] = None;
+        }
+        Ok(())
+    }
+}
+
+/// Copies an index that is not open.
+pub(crate) async fn copy_files(runtime: &Runtime, from: &Path, to: &Path) -> std::io::Result<()> {
+    runtime.disk().create_dir_all(to).await?;
+    for family in Family::ALL {
+        if let Some(bytes) = file::read_whole(runtime, &path(from, family)).await? {
+            file::replace(runtime, &path(to, family), &bytes).await?;
+        }
+    }
+    Ok(())
+}
+
+fn path(dir: &Path, family: Family) -> PathBuf {
+    dir.join(format!("{}.map", family.name()))
+}
+
+fn damaged(family: Family, reason: String) -> IndexError {
+    IndexError::Damaged { family: family.name(), range: "all of it".to_owned(), reason }
+}
+
+fn between<'a>(from: &'a [u8], to: &'a [u8]) -> (Bound<&'a [u8]>, Bound<&'a [u8]>) {
+    (Bound::Included(from), Bound::Excluded(to))
+}
+
+/// The version that a read before `before` sees.
+fn version(versions: &Versions, before: Sequence) -> Option<&Bytes> {
+    let newer = versions.partition_point(|(at, _)| *at < before);
+    versions[..newer].last().and_then(|(_, value)| value.as_ref())
+}
+
+/// Drops the versions that no read at or after `keep_from` sees.
+fn forget(rows: &mut Rows, keep_from: Sequence) {
+    rows.retain(|_, versions| {
+        let older = versions.partition_point(|(at, _)| *at < keep_from);
+        versions.drain(..older.saturating_sub(1));
+        !(versions.len() == 1 && versions[0].0 < keep_from && versions[0].1.is_none())
+    });
+}
+
+fn encode(rows: &Rows, sealed: Sequence) -> Vec<u8> {
+    let mut out = Vec::new();
+    out.u8(VERSION);
+    for (key, versions) in rows {
+        for (at, value) in versions.iter().filter(|(at, _)| *at <= sealed) {
+            out.u8(1);
+            out.blob(key);
+            out.u64(at.as_u64());
+            out.u8(u8::from(value.is_some()));
+            out.blob(value.as_deref().unwrap_or_default());
+        }
+    }
+    out.u8(0);
+    out
+}
+
+fn decode(body: &[u8]) -> Result<Rows, Malformed> {
+    let mut take = Take::new("a family's file", body);
+    take.version(VERSION)?;
+    let mut rows = Rows::new();
+    while take.u8()? == 1 {
+        let key = Bytes::copy_from_slice(take.blob()?);
+        let at = Sequence::from_u64(take.u64()?);
+        let present = take.u8()? == 1;
+        let value = Bytes::copy_from_slice(take.blob()?);
+        rows.entry(key).or_default().push((at, present.then_some(value)));
+    }
+    take.end()?;
+    Ok(rows)
+}
+
+impl Index for MapIndex {
+    fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError> {
+        let state = self.state();
+        Ok(state.families[family as usize].get(key).and_then(|versions| version(versions, before)).cloned())
+    }
+
+    fn scan(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+        before: Sequence,
+        visit: Visit<'_>,
+    ) -> Result<(), IndexError> {
+        if from >= to {
+            return Ok(());
+        }
+        let state = self.state();
+        for (key, versions) in state.families[family as usize].range::<[u8], _>(between(from, to)) {
+            let Some(value) = version(versions, before) else { continue };
+            if visit(key, value) == ControlFlow::Break(()) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {
+        self.write(family, key, Some(value), at);
+    }
+
+    fn remove(&self, family: Family, key: &[u8], at: Sequence) {
+        self.write(family, key, None, at);
+    }
+
+    fn retire(&self, poller: [u8; 8], to: &[u8]) {
+        let mut state = self.state();
+        let rows = &mut state.families[Family::Due as usize];
+        let retired: Vec<Bytes> = rows.range::<[u8], _>(between(&poller, to)).map(|(key, _)| key.clone()).collect();
+        for key in retired {
+            rows.remove(&key);
+        }
+    }
+
+    fn seal(&self, family: Family) {
+        let mut state = self.state();
+        state.sealed[family as usize] = state.newest;
+        state.unsealed_bytes[family as usize] = 0;
+    }
+
+    fn unsealed_bytes(&self, family: Family) -> u64 {
+        self.state().unsealed_bytes[family as usize]
+    }
+
+    fn flush(&self, keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>> {
+        Box::pin(async move {
+            for family in Family::ALL {
+                self.flush_family(family, keep_from).await?;
+            }
+            Ok(())
+        })
+    }
+
+    fn merge_step(&self, _keep_from: Sequence) -> Result<bool, IndexError> {
+        Ok(false)
+    }
+
+    fn pressure(&self) -> Pressure {
+        Pressure::default()
+    }
+
+    fn verify(&self) -> BoxFuture<'_, Result<Verified, IndexError>> {
+        Box::pin(async move {
+            let mut verified = Verified::default();
+            for family in Family::ALL {
+                let rows = &self.state().families[family as usize];
+                let live = rows.values().filter(|versions| version(versions, Sequence::LATEST).is_some()).count();
+                verified.rows[family as usize] = live as u64;
+            }
+            for family in Family::ALL {
+                let Some(bytes) = file::read_whole(&self.runtime, &path(&self.dir, family)).await? else { continue };
+                verified.files += 1;
+                verified.bytes += bytes.len() as u64;
+                if let Err(error) = file::open_envelope(&bytes) {
+                    verified.damages.push(damaged(family, error.to_string()).to_string());
+                }
+            }
+            Ok(verified)
+        })
+    }
+
+    fn copy_to<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, Result<(), IndexError>> {
+        Box::pin(async move { Ok(copy_files(&self.runtime, &self.dir, dir).await?) })
+    }
+}

@@ -1,0 +1,34 @@
+//! What is small enough to be kept in memory whole: positions, terms, tenants, and the arrivals since the start.
+
+mod arrivals;
+
+use std::collections::BTreeMap;
+
+use domain::{PollerId, ShardId, TenantId, Term};
+use store::{Positions, Tenant};
+
+pub(crate) use arrivals::Arrivals;
+
+/// Changed by the thread that applies, read by all.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    pub positions: BTreeMap<PollerId, Positions>,
+    pub terms: BTreeMap<ShardId, Term>,
+    pub tenants: BTreeMap<TenantId, Tenant>,
+    pub arrivals: Arrivals,
+}
+
+impl Memory {
+    pub(crate) fn new(arrivals_max: usize) -> Self {
+        Memory {
+            positions: BTreeMap::new(),
+            terms: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            arrivals: Arrivals::new(arrivals_max),
+        }
+    }
+
+    pub(crate) fn positions(&self, poller: PollerId) -> Positions {
+        self.positions.get(&poller).copied().unwrap_or_default()
+    }
+}

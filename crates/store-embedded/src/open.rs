@@ -1,0 +1,254 @@
+//! A start: find the checkpoint, open the index, replay the journal from there, start the tasks.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use domain::Term;
+use journal::{Journal, Opened, ReadError};
+use runtime::{Runtime, TaskSet};
+use tokio::sync::{mpsc, watch};
+
+use crate::apply::{self, Machine};
+use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
+use crate::index::lsm::LsmIndex;
+use crate::index::map::MapIndex;
+use crate::index::{Family, Index, IndexError, Sequence};
+use crate::keep::{self, Applier, Readers, Sealed, Shared, Ticket};
+use crate::memory::Memory;
+use crate::read::Rows;
+use crate::{EmbeddedStore, IndexKind, OpenError, Options};
+
+/// Terms of one epoch: a shard is taken less often than this between two restores. With an epoch in seconds, terms stay
+/// below 2^53 until the year 2242, so that every JSON reader can hold them.
+const TERM_BITS: u32 = 20;
+
+pub(crate) const JOURNAL_DIR: &str = "journal";
+pub(crate) const INDEX_DIR: &str = "index";
+
+struct Opening<'a> {
+    runtime: &'a Runtime,
+    dir: &'a Path,
+    options: &'a Options,
+}
+
+impl EmbeddedStore {
+    /// Opens the store in `dir`, making it if there is none. Blocks its thread while it replays the journal; its tasks
+    /// belong to `tasks` and end after [`EmbeddedStore::close`], or when the store is dropped.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. After a damage nothing on disk was changed.
+    pub async fn open(
+        runtime: &Runtime,
+        tasks: &TaskSet,
+        dir: &Path,
+        options: Options,
+    ) -> Result<EmbeddedStore, OpenError> {
+        options.check()?;
+        let opening = Opening { runtime, dir, options: &options };
+        runtime.disk().create_dir_all(dir).await.map_err(|source| opening.io(source))?;
+        let opened = Journal::<Ticket>::open(runtime, tasks, &dir.join(JOURNAL_DIR), options.journal.clone()).await?;
+        let checkpoint = opening.checkpoint(&opened).await?;
+        let index = opening.index(&checkpoint).await?;
+
+        let mut memory = Memory::new(options.arrivals_max);
+        let from = checkpoint.synced + 1;
+        apply::load(&*index, Sequence::new(from, 0), &mut memory).map_err(|error| opening.damaged(error))?;
+        let memory = Arc::new(Mutex::new(memory));
+        let machine = Machine::new(index.clone(), memory.clone(), Term(checkpoint.epoch << TERM_BITS));
+        opened.journal.release(from - checkpoint.base);
+        let replayed = opening.replay(&opened, &checkpoint, &machine, &*index).await?;
+
+        let shared = Arc::new(Shared::new(runtime, dir.to_owned(), options, index.clone(), checkpoint));
+        shared.look_at_free_space().await;
+        Ok(start(tasks, shared, opened, memory, machine, replayed))
+    }
+}
+
+/// What a replay leaves to the applying task.
+struct Replayed {
+    applied: u64,
+    bytes: u64,
+}
+
+fn start(
+    tasks: &TaskSet,
+    shared: Arc<Shared>,
+    opened: Opened<Ticket>,
+    memory: Arc<Mutex<Memory>>,
+    machine: Machine,
+    replayed: Replayed,
+) -> EmbeddedStore {
+    let Opened { journal, commits, .. } = opened;
+    let (alive, tasks_alive) = mpsc::channel::<()>(1);
+    let task = |name: &'static str, task: futures_util::future::BoxFuture<'static, ()>| {
+        let alive = alive.clone();
+        tasks.spawn_thread(name, async move {
+            task.await;
+            drop(alive);
+        });
+    };
+
+    let (sealed, sealed_receiver) = watch::channel(Sealed::default());
+    let (flushed, flushed_receiver) = watch::channel(0);
+    let (seal_requests, requests) = mpsc::channel(1);
+    let base = shared.checkpoint.borrow().base;
+    let applier = Applier {
+        shared: shared.clone(),
+        machine,
+        sealed,
+        base,
+        applied: replayed.applied,
+        bytes_since_checkpoint: replayed.bytes,
+    };
+    task("store apply", Box::pin(applier.run(commits, requests)));
+    task("store flush", Box::pin(keep::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
+    task("store merge", Box::pin(keep::merge(shared.clone(), flushed_receiver)));
+    task("store space", Box::pin(keep::watch_free_space(shared.clone())));
+    let (readers, jobs) = Readers::new(shared.options.readers);
+    for jobs in jobs {
+        task("store reader", Box::pin(Readers::run(jobs, shared.closed.subscribe())));
+    }
+    EmbeddedStore {
+        rows: Rows { index: shared.index.clone() },
+        shared,
+        journal,
+        memory,
+        readers,
+        seal_requests,
+        tasks_alive: tokio::sync::Mutex::new(tasks_alive),
+    }
+}
+
+impl Opening<'_> {
+    fn io(&self, source: io::Error) -> OpenError {
+        OpenError::Io { dir: self.dir.to_owned(), source }
+    }
+
+    fn damaged(&self, what: impl std::fmt::Display) -> OpenError {
+        OpenError::Damaged { dir: self.dir.to_owned(), what: what.to_string() }
+    }
+
+    fn index_dir(&self) -> PathBuf {
+        self.dir.join(INDEX_DIR)
+    }
+
+    /// The checkpoint, checked against the journal; a new one if both are new.
+    async fn checkpoint(&self, opened: &Opened<Ticket>) -> Result<Checkpoint, OpenError> {
+        let journal_id = opened.journal.id();
+        let known = Checkpoint::read(self.runtime, self.dir).await.map_err(|error| match error {
+            CheckpointError::Io(source) => self.io(source),
+            CheckpointError::Envelope(_) | CheckpointError::Malformed(_) => self.damaged(error),
+        })?;
+        let is_new_journal = opened.next == 1;
+        let Some(mut checkpoint) = known else {
+            if !is_new_journal || self.has_index().await? {
+                return Err(self.damaged(format!("{FILE} is missing")));
+            }
+            let epoch = u64::try_from(self.runtime.now().as_millis() / 1000).unwrap_or(0);
+            let checkpoint =
+                Checkpoint { index: self.options.index, epoch, journal_id: Some(journal_id), base: 0, synced: 0 };
+            checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
+            return Ok(checkpoint);
+        };
+        if checkpoint.index != self.options.index {
+            return Err(OpenError::OtherIndex { dir: self.dir.to_owned() });
+        }
+        match checkpoint.journal_id {
+            Some(expected) if expected == journal_id => {}
+            Some(_) => return Err(self.damaged("the journal is not the one that the index was made from")),
+            None if is_new_journal => {
+                checkpoint.journal_id = Some(journal_id);
+                checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
+            }
+            None => return Err(self.damaged("there is a journal where none can be")),
+        }
+        let from = checkpoint.synced + 1 - checkpoint.base;
+        if opened.next < from {
+            let lost = from - opened.next;
+            return Err(self.damaged(format!("the journal ends {lost} entries before the index does")));
+        }
+        if opened.first > from {
+            let lost = opened.first - from;
+            return Err(self.damaged(format!("{lost} journal entries after the index's last are missing")));
+        }
+        Ok(checkpoint)
+    }
+
+    async fn has_index(&self) -> Result<bool, OpenError> {
+        match self.options.index {
+            IndexKind::Lsm => Ok(LsmIndex::exists(&self.index_dir())),
+            IndexKind::Map => match self.runtime.disk().list(&self.index_dir()).await {
+                Ok(names) => Ok(!names.is_empty()),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+                Err(source) => Err(self.io(source)),
+            },
+        }
+    }
+
+    async fn index(&self, checkpoint: &Checkpoint) -> Result<Arc<dyn Index>, OpenError> {
+        if checkpoint.synced > 0 && !self.has_index().await? {
+            return Err(self.damaged("the index is missing"));
+        }
+        let dir = self.index_dir();
+        let opened: Result<Arc<dyn Index>, IndexError> = match self.options.index {
+            IndexKind::Lsm => LsmIndex::open(&dir, self.options).map(|index| Arc::new(index) as Arc<dyn Index>),
+            IndexKind::Map => MapIndex::open(self.runtime, &dir).await.map(|index| Arc::new(index) as Arc<dyn Index>),
+        };
+        opened.map_err(|error| match error {
+            IndexError::Damaged { .. } => self.damaged(error),
+            IndexError::Io(source) => self.io(source),
+        })
+    }
+
+    /// Applies the entries that the index may not have.
+    async fn replay(
+        &self,
+        opened: &Opened<Ticket>,
+        checkpoint: &Checkpoint,
+        machine: &Machine,
+        index: &dyn Index,
+    ) -> Result<Replayed, OpenError> {
+        let mut replayed = Replayed { applied: checkpoint.synced, bytes: 0 };
+        let mut reader = opened.journal.reader(checkpoint.synced + 1 - checkpoint.base);
+        loop {
+            let (entry_index, entry) = match reader.next().await {
+                Ok(Some(next)) => next,
+                Ok(None) => break,
+                Err(error @ (ReadError::Damaged(_) | ReadError::Released { .. })) => return Err(self.damaged(error)),
+                Err(ReadError::Io { source, .. }) => return Err(self.io(source)),
+            };
+            let entry_index = checkpoint.base + entry_index;
+            // Its answer went to whoever asked, or to nobody.
+            let _answer = machine.apply(entry_index, &entry).map_err(|error| self.damaged(error))?;
+            replayed.applied = entry_index;
+            replayed.bytes += entry.len() as u64;
+            if Family::ALL.iter().any(|family| index.unsealed_bytes(*family) >= self.options.memtable_bytes) {
+                Family::ALL.into_iter().for_each(|family| index.seal(family));
+                let flushed = index.flush(Sequence::new(checkpoint.synced + 1, 0)).await;
+                flushed.map_err(|error| self.damaged(error))?;
+            }
+        }
+        if replayed.applied > checkpoint.synced {
+            let entries = replayed.applied - checkpoint.synced;
+            tracing::info!(entries, bytes = replayed.bytes, "the journal was replayed");
+        }
+        Ok(replayed)
+    }
+}
+
+impl Options {
+    fn check(&self) -> Result<(), OpenError> {
+        // An item is at most about a payload of 64 KiB and its headers; an entry is cut after the item that fills it.
+        if self.entry_bytes > self.journal.entry_bytes_max / 2 {
+            return Err(OpenError::Options("entry_bytes must be at most half of the journal's entry_bytes_max"));
+        }
+        if self.readers == 0 {
+            return Err(OpenError::Options("there must be a reader"));
+        }
+        if self.memtable_bytes == 0 || self.checkpoint_bytes == 0 || self.arrivals_max == 0 {
+            return Err(OpenError::Options("memtable_bytes, checkpoint_bytes and arrivals_max must not be zero"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,262 @@
+//! Looking rows up, for the state machine and for the store's readers.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use domain::occurrence::Run;
+use domain::{DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, TenantId, Timestamp};
+use store::{DueBound, DuePage, DueRead, StoreError};
+
+use crate::codec::row::{self, Changed, Head};
+use crate::codec::{Malformed, Take, key, run};
+use crate::index::{Family, Index, IndexError, Sequence};
+
+#[derive(Clone)]
+pub(crate) struct Rows {
+    pub index: Arc<dyn Index>,
+}
+
+/// A schedule that was found, its spec still encoded.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub incarnation: Incarnation,
+    /// What it is now, whether or not it has changed since its first row.
+    pub changed: Changed,
+    pub row: Bytes,
+}
+
+pub(crate) fn damaged(error: IndexError) -> StoreError {
+    match error {
+        IndexError::Damaged { .. } => {
+            tracing::error!(%error, "stored data is damaged; restore it from a backup, or from another copy");
+            StoreError::Damaged(error.to_string())
+        }
+        IndexError::Io(error) => StoreError::Unavailable(format!("the index cannot be read: {error}")),
+    }
+}
+
+impl Rows {
+    fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, StoreError> {
+        self.index.get(family, key, before).map_err(damaged)
+    }
+
+    /// The head of an incarnation's first row.
+    pub(crate) fn head(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Head>, StoreError> {
+        let Some(row) = self.get(Family::Rows, &key::row(incarnation), before)? else { return Ok(None) };
+        let head = row::head(&row).map_err(|error| self.malformed(incarnation, error))?;
+        // The row may be a later spec of another incarnation.
+        Ok((head.incarnation == incarnation).then_some(head))
+    }
+
+    pub(crate) fn known(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Known>, StoreError> {
+        if let Some(value) = self.get(Family::Points, &key::state(incarnation), before)? {
+            let changed = Changed::decode(&value).map_err(|error| self.malformed(incarnation, error))?;
+            let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? else {
+                return Err(self.malformed_reason(changed.row, "a schedule's row is missing"));
+            };
+            return Ok(Some(Known { incarnation, changed, row }));
+        }
+        let Some(row) = self.get(Family::Rows, &key::row(incarnation), before)? else { return Ok(None) };
+        let head = row::head(&row).map_err(|error| self.malformed(incarnation, error))?;
+        if head.incarnation != incarnation {
+            return Ok(None);
+        }
+        Ok(Some(Known { incarnation, changed: Changed { state: head.state, row: incarnation }, row }))
+    }
+
+    /// The schedule that has an id now.
+    pub(crate) fn find(&self, tenant: TenantId, id: &str, before: Sequence) -> Result<Option<Known>, StoreError> {
+        if let Some(value) = self.get(Family::Points, &key::id(tenant, id), before)? {
+            let incarnation = take_name(&value).map_err(|error| damaged(points_damaged(id, error)))?;
+            let known = self.known(incarnation, before)?;
+            return known.map_or_else(
+                || Err(self.malformed_reason(incarnation, "an id's row is missing")),
+                |known| Ok(Some(known)),
+            );
+        }
+        let server_made = ScheduleId::new(id).ok().and_then(|id| id.to_incarnation());
+        let Some(incarnation) = server_made else { return Ok(None) };
+        let Some(known) = self.known(incarnation, before)? else { return Ok(None) };
+        let (head, named) = row::head_and_id(&known.row).map_err(|error| self.malformed(known.changed.row, error))?;
+        Ok((head.tenant == tenant && named == id).then_some(known))
+    }
+
+    pub(crate) fn decode(&self, known: &Known) -> Result<Schedule, StoreError> {
+        let mut schedule = self.decode_row(known.row.clone())?;
+        let state = known.changed.state;
+        schedule.revision = state.revision;
+        schedule.status = state.status;
+        schedule.updated_at = state.updated_at;
+        schedule.next = state.next;
+        Ok(schedule)
+    }
+
+    pub(crate) fn decode_row(&self, row: Bytes) -> Result<Schedule, StoreError> {
+        row::take(&row).map_err(|error| {
+            let number = row::head(&row).map_or(Incarnation(0), |head| head.incarnation);
+            self.malformed(number, error)
+        })
+    }
+
+    pub(crate) fn schedule(&self, incarnation: Incarnation) -> Result<Option<Arc<Schedule>>, StoreError> {
+        let known = self.known(incarnation, Sequence::LATEST)?;
+        known.map(|known| self.decode(&known).map(Arc::new)).transpose()
+    }
+
+    pub(crate) fn named(&self, tenant: TenantId, id: &ScheduleId) -> Result<Option<Arc<Schedule>>, StoreError> {
+        let known = self.find(tenant, id.as_str(), Sequence::LATEST)?;
+        known.map(|known| self.decode(&known).map(Arc::new)).transpose()
+    }
+
+    pub(crate) fn run_value(&self, run_key: &[u8], before: Sequence) -> Result<Option<Bytes>, StoreError> {
+        self.get(Family::Points, run_key, before)
+    }
+
+    pub(crate) fn run_state(&self, run_key: &[u8], before: Sequence) -> Result<Option<RunState>, StoreError> {
+        let Some(value) = self.run_value(run_key, before)? else { return Ok(None) };
+        let (_, _, state) = run::summary(&value).map_err(|error| damaged(points_damaged("a run", error)))?;
+        Ok(Some(state))
+    }
+
+    pub(crate) fn has_point(&self, point_key: &[u8], before: Sequence) -> Result<bool, StoreError> {
+        Ok(self.get(Family::Points, point_key, before)?.is_some())
+    }
+
+    pub(crate) fn run(&self, of: &Occurrence) -> Result<Option<Run>, StoreError> {
+        let value = self.run_value(&key::run(of), Sequence::LATEST)?;
+        value.map(|value| run::take(&value).map_err(|error| self.malformed_run(of, error))).transpose()
+    }
+
+    pub(crate) fn runs(
+        &self,
+        incarnation: Incarnation,
+        after: Option<Occurrence>,
+        limit: usize,
+    ) -> Result<Vec<Run>, StoreError> {
+        let (mut from, to) = key::run_bounds(incarnation);
+        if let Some(after) = after {
+            from = from.max(just_after(&key::run(&after)));
+        }
+        let mut found = Vec::new();
+        self.collect(Family::Points, &from, &to, limit, |_, value| {
+            found.push(run::take(value)?);
+            Ok(())
+        })?;
+        Ok(found)
+    }
+
+    pub(crate) fn dead_letters(
+        &self,
+        tenant: TenantId,
+        after: Option<Occurrence>,
+        limit: usize,
+    ) -> Result<Vec<Run>, StoreError> {
+        let (mut from, to) = key::dead_letter_bounds(tenant);
+        if let Some(after) = after {
+            from = from.max(just_after(&key::dead_letter(tenant, &after)));
+        }
+        let mut of = Vec::new();
+        self.collect(Family::Points, &from, &to, limit, |key, _| {
+            of.push(key::parse_dead_letter(key)?.1);
+            Ok(())
+        })?;
+        let mut runs = Vec::with_capacity(of.len());
+        for occurrence in of {
+            // A redrive may have come in between; the run stays.
+            runs.extend(self.run(&occurrence)?);
+        }
+        Ok(runs)
+    }
+
+    /// `done` is the poller's: rows up to it may or may not be there any more, so none is told.
+    pub(crate) fn due(&self, read: &DueRead, done: Timestamp) -> Result<DuePage, StoreError> {
+        let from = match read.after {
+            DueBound::Instant(instant) => key::due_after(read.poller, instant.max(done)),
+            DueBound::Key(after) if after.position > done => just_after(&key::due(read.poller, &after)),
+            DueBound::Key(_) => key::due_after(read.poller, done),
+        };
+        let to = key::due_end(read.poller);
+        let mut page = DuePage::default();
+        self.collect(Family::Due, &from, &to, read.limit.saturating_add(1), |key, _| {
+            let (_, due): (PollerId, DueKey) = key::parse_due(key)?;
+            if page.next.is_none() {
+                if page.keys.len() < read.limit && due.position <= read.until {
+                    page.keys.push(due);
+                } else {
+                    page.next = Some(due.position);
+                }
+            }
+            Ok(())
+        })?;
+        Ok(page)
+    }
+
+    /// Up to `limit` rows from `from` (included) to `to` (excluded).
+    fn collect(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+        limit: usize,
+        mut take: impl FnMut(&[u8], &Bytes) -> Result<(), Malformed>,
+    ) -> Result<(), StoreError> {
+        if limit == 0 {
+            return Ok(());
+        }
+        let mut left = limit;
+        let mut first_error = None;
+        let scan = self.index.scan(family, from, to, Sequence::LATEST, &mut |key, value| {
+            first_error = take(key, value).err().map(|error| IndexError::Damaged {
+                family: family.name(),
+                range: hex(key),
+                reason: error.to_string(),
+            });
+            left -= 1;
+            if left == 0 || first_error.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        scan.map_err(damaged)?;
+        first_error.map_or(Ok(()), |error| Err(damaged(error)))
+    }
+
+    pub(crate) fn malformed(&self, number: Incarnation, error: Malformed) -> StoreError {
+        self.malformed_reason(number, &error.to_string())
+    }
+
+    fn malformed_reason(&self, number: Incarnation, reason: &str) -> StoreError {
+        let range = format!("{number:?}");
+        damaged(IndexError::Damaged { family: Family::Rows.name(), range, reason: reason.to_owned() })
+    }
+
+    pub(crate) fn malformed_run(&self, of: &Occurrence, error: Malformed) -> StoreError {
+        damaged(points_damaged(&format!("run {}", of.run_id()), error))
+    }
+}
+
+fn points_damaged(range: &str, error: Malformed) -> IndexError {
+    IndexError::Damaged { family: Family::Points.name(), range: range.to_owned(), reason: error.to_string() }
+}
+
+fn take_name(value: &[u8]) -> Result<Incarnation, Malformed> {
+    let mut take = Take::new("an id's row", value);
+    take.version(1)?;
+    let incarnation = Incarnation(take.u128()?);
+    take.end()?;
+    Ok(incarnation)
+}
+
+/// The least key above `key`.
+fn just_after(key: &[u8]) -> Vec<u8> {
+    let mut after = Vec::with_capacity(key.len() + 1);
+    after.extend_from_slice(key);
+    after.push(0);
+    after
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes everything");
+        text
+    })
+}

@@ -1,0 +1,61 @@
+//! What was answered is there after a restart, whatever had been flushed by then.
+
+use domain::Timestamp;
+use runtime::Runtime;
+use store::{DueBound, DueRead, Store};
+use store_embedded::{IndexKind, Options};
+
+use crate::support::{Home, POLLER, TENANT, on_real, one_shot, small};
+
+const EVERYTHING: DueRead =
+    DueRead { poller: POLLER, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1_000_000 };
+
+#[test]
+fn what_was_answered_is_there_after_a_restart_on_the_lsm_index() {
+    on_real(async |runtime| restarts(&runtime, small(IndexKind::Lsm)).await);
+}
+
+#[test]
+fn what_was_answered_is_there_after_a_restart_on_the_map_index() {
+    on_real(async |runtime| restarts(&runtime, small(IndexKind::Map)).await);
+}
+
+#[test]
+fn what_was_answered_is_there_when_every_family_was_flushed_at_another_moment() {
+    // Rows are flushed many times while due rows and points never are: a replay meets rows of its own future.
+    let options = Options { memtable_bytes: 20_000, checkpoint_bytes: 1 << 30, ..small(IndexKind::Lsm) };
+    on_real(async |runtime| restarts(&runtime, options).await);
+}
+
+async fn restarts(runtime: &Runtime, options: Options) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut inserts = Vec::new();
+    for round in 0..4 {
+        let home = Home::open(runtime, dir.path(), options.clone()).await;
+        for number in 0..100 {
+            let at = Timestamp::from_millis(1_800_000_000_000 + number * 37 % 50);
+            let number = u64::try_from(round * 100 + number).unwrap();
+            let name = format!("named-{number}");
+            let id = number.is_multiple_of(3).then_some(name.as_str());
+            let insert = one_shot(number, at, id, &vec![b'x'; 700]);
+            home.store.insert(vec![insert.clone()]).await.unwrap();
+            inserts.push(insert);
+        }
+        if round == 2 {
+            home.store.checkpoint().await.unwrap();
+        }
+        home.close().await;
+
+        let home = Home::open(runtime, dir.path(), options.clone()).await;
+        let names = inserts.iter().map(|insert| (TENANT, insert.schedule.id.clone())).collect();
+        let found = home.store.get(names).await.unwrap();
+        for (insert, found) in inserts.iter().zip(found) {
+            assert_eq!(found.as_ref(), Some(&insert.schedule));
+        }
+        let page = home.store.due(vec![EVERYTHING]).await.unwrap().remove(0);
+        let mut expected: Vec<_> = inserts.iter().map(|insert| insert.due).collect();
+        expected.sort();
+        assert_eq!(page.keys, expected);
+        home.close().await;
+    }
+}

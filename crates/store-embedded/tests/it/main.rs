@@ -1,0 +1,6 @@
+//! The store as its callers see it, on a real disk and on a simulated one.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+mod durable;
+mod support;
