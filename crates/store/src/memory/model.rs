@@ -72,12 +72,18 @@ impl Model {
         assert!(due.position >= nominal, "a row is not due before its nominal instant: {due:?}");
     }
 
-    /// The incarnation because of which `schedule` cannot be inserted.
-    pub(super) fn incarnation_in_the_way(&self, schedule: &Schedule) -> Option<Incarnation> {
+    /// # Panics
+    /// If `schedule`'s incarnation is that of another.
+    pub(super) fn check_incarnation(&self, schedule: &Schedule) {
         if let Some(same) = self.schedules.get(&schedule.incarnation) {
             let named = (same.tenant, &same.id) == (schedule.tenant, &schedule.id);
             assert!(named, "an incarnation is of one schedule: {:?} is of {} already", same.incarnation, same.id);
         }
+    }
+
+    /// The incarnation because of which `schedule` cannot be inserted.
+    pub(super) fn incarnation_in_the_way(&self, schedule: &Schedule) -> Option<Incarnation> {
+        self.check_incarnation(schedule);
         let known = self.find(schedule.tenant, &schedule.id)?;
         let again = self.schedules.contains_key(&schedule.incarnation);
         (again || known.status != Status::Cancelled).then_some(known.incarnation)

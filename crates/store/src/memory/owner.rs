@@ -70,8 +70,11 @@ impl MemoryStore {
 
     /// One step under the term, which answers [`Written::Done`].
     async fn step(&self, call: &mut Call<'_>, owner: Owner, step: impl FnOnce(&mut Model)) -> Result<Written, Stop> {
-        self.try_step(call, owner, |model| Ok(step(model))).await?;
-        Ok(Written::Done)
+        self.try_step(call, owner, |model| {
+            step(model);
+            Ok(Written::Done)
+        })
+        .await
     }
 
     async fn try_step<T>(
@@ -95,6 +98,7 @@ impl MemoryStore {
             // The due row carries what the schedule is going to be.
             let (seen, planned, due) = self
                 .try_step(call, owner, |model| {
+                    model.check_incarnation(&schedule);
                     let seen = model.find(schedule.tenant, &schedule.id);
                     let planned = plan_put(seen.as_deref(), &schedule)?;
                     assert_eq!(planned.poller, owner.poller, "the owner of a schedule's poller puts it");

@@ -1,0 +1,1 @@
+//! An engine against the model in memory.
