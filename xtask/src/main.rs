@@ -1,1 +1,55 @@
-fn main() {}
+//! The chores of this checkout: `cargo xtask test` is everything that must be green, and what `.ci/run` calls.
+
+mod chores;
+mod needs;
+mod stage;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Chores of this checkout.
+#[derive(Parser, Debug)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand, Debug)]
+enum Chore {
+    /// Pass every test there is, in under 30 minutes on two cores
+    Test,
+    /// Check the rules of the house that no compiler knows
+    Tidy,
+    /// Run whole simulated clusters from seeds
+    #[command(disable_help_flag = true)]
+    Simulate {
+        /// For the simulator, as in `--seeds 100 --scenario owner`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Fuzz the parsers and the journal for longer than the tests do
+    Fuzz {
+        #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_440))]
+        minutes: u32,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().chore {
+        Chore::Test => test::run(),
+        Chore::Tidy => chores::tidy(),
+        Chore::Simulate { arguments } => chores::simulate(&arguments),
+        Chore::Fuzz { minutes } => chores::fuzz(minutes),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("cargo xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The chores that are one command each.
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use crate::stage::{self, CARGO};
+use crate::tidy;
+
+/// # Errors
+/// If the checkout cannot be read.
+pub(crate) fn tidy() -> anyhow::Result<ExitCode> {
+    let findings = tidy::findings(&stage::root())?;
+    for finding in &findings {
+        eprintln!("{finding}");
+    }
+    Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// # Errors
+/// If cargo cannot be started.
+pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    let status = Command::new(CARGO)
+        .current_dir(stage::root())
+        .args(["run", "--quiet", "--release", "--package", "simulator", "--features", "scenarios"])
+        .args(["--bin", "simulate", "--"])
+        .args(arguments)
+        .status()
+        .context("cannot start cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// A package, and what the names of its fuzz tests have in common. They are property tests: each run of them draws new
+/// cases, as many as `PROPTEST_CASES` says.
+const FUZZED: [(&str, &str); 4] =
+    [("domain", "any_text"), ("server", "any_"), ("journal", "any_"), ("store-embedded", "any_")];
+const CASES: &str = "5000";
+
+/// # Errors
+/// If a test fails, or if a package has no test of that name.
+#[expect(clippy::disallowed_methods, reason = "a chore ends by the clock of the machine it runs on")]
+pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
+    let end = Instant::now() + Duration::from_secs(60 * u64::from(minutes));
+    for round in 1.. {
+        for (package, filter) in FUZZED {
+            let mut command = Command::new(CARGO);
+            command.args(["test", "--quiet", "--release", "--package", package, "--", filter]);
+            let counts = stage::run_tests(command.env("PROPTEST_CASES", CASES))?;
+            ensure!(counts.passed > 0, "{package} has no fuzz test whose name has `{filter}` in it");
+            ensure!(
+                counts.failed == 0,
+                "{package}: a fuzz test failed; its seed is in proptest-regressions, commit it"
+            );
+            if Instant::now() >= end {
+                eprintln!("{round} rounds of {CASES} cases for each test, nothing found");
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+    unreachable!("a round follows every round");
+}

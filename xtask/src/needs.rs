@@ -1,0 +1,63 @@
+//! What the tests need of the system. What is missing is installed, or named with the line that installs it.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+
+struct Need {
+    program: &'static str,
+    arguments: &'static [&'static str],
+    /// As Debian and its descendants name it.
+    package: &'static str,
+}
+
+const NEEDS: [Need; 6] = [
+    Need { program: "cc", arguments: &["--version"], package: "gcc" },
+    Need { program: "git", arguments: &["--version"], package: "git" },
+    Need { program: "bash", arguments: &["--version"], package: "bash" },
+    Need { program: "curl", arguments: &["--version"], package: "curl" },
+    Need { program: "strace", arguments: &["--version"], package: "strace" },
+    Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
+];
+
+/// Makes sure that all of it is there.
+///
+/// # Errors
+/// If something is missing and cannot be installed from here.
+pub(crate) fn provide() -> anyhow::Result<()> {
+    let missing = missing();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let can_install = std::fs::exists("/etc/debian_version").unwrap_or(false) && rustix::process::geteuid().is_root();
+    if !can_install {
+        bail!("the tests need what is not here; install it with:\n\n    {}\n", line_for(&missing));
+    }
+    eprintln!("missing here, so installed now: {}", missing.join(", "));
+    apt_get(&["update", "--quiet"])?;
+    apt_get(&[&["install", "--yes", "--quiet", "--no-install-recommends"], missing.as_slice()].concat())?;
+    let still = self::missing();
+    ensure!(still.is_empty(), "installed, and yet missing: {}; try: {}", still.join(", "), line_for(&still));
+    Ok(())
+}
+
+fn missing() -> Vec<&'static str> {
+    let works = |need: &&Need| {
+        let mut command = Command::new(need.program);
+        command.args(need.arguments).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    NEEDS.iter().filter(|need| !works(need)).map(|need| need.package).collect()
+}
+
+fn line_for(packages: &[&str]) -> String {
+    format!("sudo apt-get update && sudo apt-get install {}", packages.join(" "))
+}
+
+fn apt_get(arguments: &[&str]) -> anyhow::Result<()> {
+    let mut command = Command::new("apt-get");
+    command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+    let status = command.status().context("cannot start apt-get")?;
+    ensure!(status.success(), "apt-get {} failed", arguments.join(" "));
+    Ok(())
+}

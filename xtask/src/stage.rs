@@ -1,0 +1,130 @@
+//! Running a command and counting what it says of its tests.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::Context;
+
+pub(crate) const CARGO: &str = env!("CARGO");
+
+/// The checkout.
+pub(crate) fn root() -> PathBuf {
+    let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    root.pop();
+    root
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) passed: u64,
+    pub(crate) failed: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, other: Counts) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+    }
+
+    /// A command that fails without a failed test is itself what failed: it did not compile, or was killed.
+    fn with_end(self, is_success: bool) -> Counts {
+        let failed = if is_success { self.failed } else { self.failed.max(1) };
+        Counts { failed, ..self }
+    }
+
+    /// What a line of libtest's, or the whole output of Python's unittest, counts.
+    fn of_line(line: &str) -> Option<Counts> {
+        if let Some(rest) = line.strip_prefix("test result: ") {
+            let count = |word: &str| {
+                let (before, _) = rest.split_once(word)?;
+                before.rsplit(|c: char| !c.is_ascii_digit()).find(|digits| !digits.is_empty())?.parse().ok()
+            };
+            return Some(Counts { passed: count(" passed")?, failed: count(" failed")? });
+        }
+        let ran = line.strip_prefix("Ran ")?.split_once(" test")?.0.parse().ok()?;
+        Some(Counts { passed: ran, failed: 0 })
+    }
+}
+
+/// Runs a command that is one check.
+///
+/// # Errors
+/// If it cannot be started.
+pub(crate) fn run_check(command: &mut Command) -> anyhow::Result<Counts> {
+    announce(command);
+    let status = command.current_dir(root()).status().with_context(|| cannot_start(command))?;
+    Ok(if status.success() { Counts { passed: 1, failed: 0 } } else { Counts { passed: 0, failed: 1 } })
+}
+
+/// Runs a command that runs tests, shows what it says, and counts them.
+///
+/// # Errors
+/// If it cannot be started.
+pub(crate) fn run_tests(command: &mut Command) -> anyhow::Result<Counts> {
+    announce(command);
+    command.current_dir(root()).stdout(Stdio::piped());
+    let mut child = command.spawn().with_context(|| cannot_start(command))?;
+    let counts = match child.stdout.take() {
+        Some(output) => count(output, &mut std::io::stdout().lock()).context("the output of the tests")?,
+        None => Counts::default(),
+    };
+    let status = child.wait().with_context(|| cannot_start(command))?;
+    Ok(counts.with_end(status.success()))
+}
+
+/// Counts what `output` says, and copies it.
+fn count(output: impl Read, copy: &mut impl Write) -> std::io::Result<Counts> {
+    let mut counts = Counts::default();
+    for line in BufReader::new(output).lines() {
+        let line = line?;
+        writeln!(copy, "{line}")?;
+        if let Some(more) = Counts::of_line(&line) {
+            counts.add(more);
+        }
+    }
+    Ok(counts)
+}
+
+fn announce(command: &Command) {
+    let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
+    let program = PathBuf::from(command.get_program());
+    let name = program.file_name().map_or_else(|| program.to_string_lossy(), |name| name.to_string_lossy());
+    eprintln!("\n== {name} {}", arguments.join(" "));
+}
+
+fn cannot_start(command: &Command) -> String {
+    format!("cannot start {}", command.get_program().to_string_lossy())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_result_line_of_either_runner_is_counted_and_no_other_line_is() {
+        let line =
+            "test result: FAILED. 41 passed; 3 failed; 0 ignored; 0 measured; 16 filtered out; finished in 0.35s";
+        assert_eq!(Counts::of_line(line), Some(Counts { passed: 41, failed: 3 }));
+        assert_eq!(Counts::of_line("Ran 12 tests in 0.041s"), Some(Counts { passed: 12, failed: 0 }));
+        assert_eq!(Counts::of_line("test result of mine ... ok"), None);
+        assert_eq!(Counts::of_line("5 passed, 0 failed"), None);
+    }
+
+    #[test]
+    fn what_several_binaries_say_is_added_up_and_copied() {
+        let output = "running 1 test\ntest result: ok. 5 passed; 0 failed\n\ntest result: FAILED. 2 passed; 1 failed\n";
+        let mut copy = Vec::new();
+        let counts = count(output.as_bytes(), &mut copy).expect("it is text");
+        assert_eq!(counts, Counts { passed: 7, failed: 1 });
+        assert_eq!(copy, output.as_bytes());
+    }
+
+    #[test]
+    fn a_command_that_fails_without_a_failed_test_is_a_failure() {
+        let counts = |failed| Counts { passed: 5, failed };
+        assert_eq!(counts(0).with_end(false), counts(1));
+        assert_eq!(counts(3).with_end(false), counts(3));
+        assert_eq!(counts(0).with_end(true), counts(0));
+    }
+}

@@ -1,0 +1,136 @@
+//! Which crate may use which: DESIGN.md's "arrows point down only", as a table.
+
+use serde::Deserialize;
+
+use super::Finding;
+
+/// The part of `cargo metadata` that the rules look at.
+#[derive(Deserialize, Debug)]
+pub(crate) struct Metadata {
+    pub(crate) packages: Vec<Package>,
+}
+
+#[derive(Clone, Deserialize, Debug)]
+pub(crate) struct Package {
+    pub(crate) name: String,
+    pub(crate) dependencies: Vec<Dependency>,
+}
+
+#[derive(Clone, Deserialize, Debug)]
+pub(crate) struct Dependency {
+    pub(crate) name: String,
+    /// `None` for an ordinary one, `dev` or `build`.
+    pub(crate) kind: Option<String>,
+    /// There for the workspace's own.
+    #[serde(default)]
+    pub(crate) path: Option<String>,
+}
+
+struct Rule {
+    name: &'static str,
+    /// Of our own crates.
+    may_use: &'static [&'static str],
+    /// Its tests may use these, too.
+    tests_may_use: &'static [&'static str],
+    /// All others that it may use; `None`: any.
+    outside: Option<&'static [&'static str]>,
+}
+
+const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_use: &'static [&'static str]) -> Rule {
+    Rule { name, may_use, tests_may_use, outside: None }
+}
+
+const RULES: [Rule; 12] = [
+    // Pure: no async runtime, clock, randomness or I/O in sight.
+    Rule {
+        name: "domain",
+        may_use: &[],
+        tests_may_use: &[],
+        outside: Some(&["bytes", "croner", "http", "jiff", "thiserror"]),
+    },
+    Rule { name: "api", may_use: &[], tests_may_use: &[], outside: Some(&["jiff", "serde", "serde_json"]) },
+    rule("runtime", &["domain"], &["simulator"]),
+    rule("journal", &["runtime"], &["simulator"]),
+    rule("store", &["domain", "runtime"], &["simulator"]),
+    rule("store-embedded", &["domain", "runtime", "journal", "store"], &["simulator"]),
+    rule("scheduler", &["domain", "runtime", "store"], &["simulator"]),
+    rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
+    rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
+    // The cores, the journal and the embedded engines; never the server or an outside engine.
+    rule("simulator", &["domain", "runtime", "journal", "store", "store-embedded", "scheduler"], &[]),
+    rule(
+        "reveille",
+        &["api", "callback", "domain", "journal", "runtime", "scheduler", "server", "store", "store-embedded"],
+        &[],
+    ),
+    rule("xtask", &[], &[]),
+];
+
+pub(super) fn findings(packages: &[Package]) -> Vec<Finding> {
+    packages.iter().flat_map(of_package).collect()
+}
+
+fn of_package(package: &Package) -> Vec<Finding> {
+    let finding = |what: String| Finding { path: package.name.clone(), line: 0, what };
+    let Some(rule) = RULES.iter().find(|rule| rule.name == package.name) else {
+        return vec![finding("this crate is not in xtask's table of arrows (xtask/src/tidy/arrows.rs)".to_owned())];
+    };
+    let breaks = |dependency: &&Dependency| {
+        let name = dependency.name.as_str();
+        let is_for_tests = dependency.kind.as_deref() == Some("dev");
+        match (&dependency.path, rule.outside) {
+            // With a feature for its tests.
+            (Some(_), _) if name == package.name => !is_for_tests,
+            (Some(_), _) => !(rule.may_use.contains(&name) || is_for_tests && rule.tests_may_use.contains(&name)),
+            (None, Some(outside)) => !is_for_tests && !outside.contains(&name),
+            (None, None) => false,
+        }
+    };
+    let broken = package.dependencies.iter().filter(breaks);
+    broken.map(|dependency| finding(format!("may not use {}: arrows point down only", dependency.name))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn package(name: &str, uses: &[(&str, Option<&str>, bool)]) -> Package {
+        let dependency = |(name, kind, is_own): &(&str, Option<&str>, bool)| Dependency {
+            name: (*name).to_owned(),
+            kind: kind.map(str::to_owned),
+            path: is_own.then(|| format!("crates/{name}")),
+        };
+        Package { name: name.to_owned(), dependencies: uses.iter().map(dependency).collect() }
+    }
+
+    fn count(package: Package) -> usize {
+        findings(&[package]).len()
+    }
+
+    #[test]
+    fn an_arrow_that_points_up_is_found() {
+        assert_eq!(count(package("scheduler", &[("store", None, true)])), 0);
+        assert_eq!(count(package("store", &[("scheduler", None, true)])), 1);
+        assert_eq!(count(package("scheduler", &[("store-embedded", None, true)])), 1);
+        assert_eq!(count(package("simulator", &[("server", None, true)])), 1);
+    }
+
+    #[test]
+    fn what_tests_may_use_the_crate_may_not() {
+        assert_eq!(count(package("journal", &[("simulator", Some("dev"), true)])), 0);
+        assert_eq!(count(package("journal", &[("simulator", None, true)])), 1);
+        assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 0);
+    }
+
+    #[test]
+    fn a_pure_crate_has_only_what_its_rule_names() {
+        assert_eq!(count(package("domain", &[("jiff", None, false), ("proptest", Some("dev"), false)])), 0);
+        assert_eq!(count(package("domain", &[("tokio", None, false)])), 1);
+        assert_eq!(count(package("domain", &[("runtime", None, true)])), 1);
+    }
+
+    #[test]
+    fn a_crate_without_a_rule_is_found() {
+        assert_eq!(count(package("broker", &[])), 1);
+    }
+}

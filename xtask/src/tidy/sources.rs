@@ -1,0 +1,148 @@
+//! Rules of single files: size, unfinished work, purity, and what belongs to one machine only.
+
+use super::{File, Finding};
+
+const LINES_MAX: usize = 600;
+
+/// Files that may be longer, and why.
+const LONG: [(&str, &str); 0] = [];
+
+/// Files whose code decides and does nothing: they get time, chance and data as arguments.
+const PURE: [&str; 5] = [
+    "crates/domain/src/",
+    "crates/scheduler/src/dispatch",
+    "crates/scheduler/src/steady",
+    "crates/scheduler/src/wheel",
+    "crates/scheduler/src/window",
+];
+
+const IMPURE: [&str; 16] = [
+    "async fn",
+    "async move",
+    ".await",
+    "getrandom::",
+    "rand::",
+    "runtime::Runtime",
+    "std::env",
+    "std::fs",
+    "std::io",
+    "std::net::Tcp",
+    "std::process",
+    "std::thread::",
+    "std::time::Instant",
+    "std::time::SystemTime",
+    "tokio::",
+    "::now()",
+];
+
+pub(super) fn findings(files: &[File]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for file in files {
+        if file.path.ends_with(".rs") {
+            found.extend(size(file));
+            found.extend(unfinished(file));
+            found.extend(impure(file));
+        }
+        found.extend(machine(file));
+    }
+    found
+}
+
+fn size(file: &File) -> Option<Finding> {
+    let lines = file.text.lines().count();
+    let may_be_long = LONG.iter().any(|(path, _)| *path == file.path);
+    (lines > LINES_MAX && !may_be_long)
+        .then(|| file.finding(0, format!("{lines} lines; past {LINES_MAX} a file asks whether it is one thing")))
+}
+
+/// Written in two pieces, so that this file does not name what it looks for.
+const UNFINISHED: [(&str, &str); 6] =
+    [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("#[ign", "ore"), ("TO", "DO"), ("FIX", "ME")];
+
+fn unfinished(file: &File) -> Vec<Finding> {
+    on_lines(file, &UNFINISHED.map(|(start, end)| format!("{start}{end}")), "unfinished work is not kept", |line| line)
+}
+
+fn impure(file: &File) -> Vec<Finding> {
+    let is_pure = PURE.iter().any(|path| file.path.starts_with(path)) && !file.path.ends_with("tests.rs");
+    if !is_pure {
+        return Vec::new();
+    }
+    let words = IMPURE.map(str::to_owned);
+    on_lines(file, &words, "this file is pure: time, chance and data are arguments here", |line| {
+        line.split_once("//").map_or(line, |(code, _)| code)
+    })
+}
+
+const MACHINE: [(&str, &str); 9] = [
+    ("/wo", "rk/"),
+    ("/ro", "ot/"),
+    ("/ho", "me/"),
+    ("/Us", "ers/"),
+    ("index.cra", "tes.io"),
+    ("static.cra", "tes.io"),
+    ("files.pytho", "nhosted.org"),
+    ("registry.np", "mjs.org"),
+    ("proxy.gol", "ang.org"),
+];
+
+fn machine(file: &File) -> Vec<Finding> {
+    let words = MACHINE.map(|(start, end)| format!("{start}{end}"));
+    on_lines(file, &words, "a path or host of one machine does not belong here", |line| line)
+}
+
+fn on_lines(file: &File, words: &[String], rule: &str, code_of: fn(&str) -> &str) -> Vec<Finding> {
+    let hit = |line: &str| words.iter().find(|word| contains_word(code_of(line), word)).cloned();
+    let hits = file.lines().filter_map(|(at, line)| Some((at, hit(line)?)));
+    hits.map(|(at, word)| file.finding(at, format!("`{word}`: {rule}"))).collect()
+}
+
+/// Whether `word` is in `line`, and not as the end of a longer word.
+fn contains_word(line: &str, word: &str) -> bool {
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
+    let starts_inner = word.starts_with(is_inner) || word.starts_with('/');
+    line.match_indices(word).any(|(at, _)| !(starts_inner && line[..at].ends_with(is_inner)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn whats(path: &str, text: &str) -> Vec<usize> {
+        findings(&[File::new(path, text)]).into_iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn a_file_past_its_size_is_found() {
+        let lines = |count| "\n".repeat(count);
+        assert_eq!(whats("crates/a/src/lib.rs", &lines(600)), [] as [usize; 0]);
+        assert_eq!(whats("crates/a/src/lib.rs", &lines(601)), [0]);
+        assert_eq!(whats("README.md", &lines(601)), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn unfinished_work_is_found() {
+        for (start, end) in UNFINISHED {
+            assert_eq!(whats("crates/a/src/lib.rs", &format!("fn a() {{}}\n{start}{end}")), [2], "{start}{end}");
+        }
+    }
+
+    #[test]
+    fn a_clock_in_a_pure_file_is_found_and_one_in_a_comment_or_another_file_is_not() {
+        let pure = "crates/scheduler/src/wheel.rs";
+        for word in IMPURE {
+            assert_eq!(whats(pure, &format!("// {word}\n  {word}")), [2], "{word}");
+        }
+        assert_eq!(whats("crates/scheduler/src/owner.rs", "tokio::select!"), [] as [usize; 0]);
+        assert_eq!(whats("crates/domain/src/decide/tests.rs", "std::fs::read"), [] as [usize; 0]);
+        assert_eq!(whats(pure, "operand::"), [] as [usize; 0]);
+    }
+
+    #[test]
+    fn a_path_of_one_machine_is_found_and_a_relative_one_is_not() {
+        for (start, end) in MACHINE {
+            assert_eq!(whats("docs/a.md", &format!("see {start}{end}main")), [1], "{start}{end}");
+        }
+        assert_eq!(whats("docs/a.md", "see crates/wo\u{72}k/ and ../ro\u{6f}t/"), [] as [usize; 0]);
+    }
+}
