@@ -1,1 +1,22 @@
-//! To come.
+//! The HTTP side of Reveille: routes, keys, limits at the edge, and errors as problem details.
+//!
+//! It turns requests into calls of the scheduler and the scheduler's answers into responses. It keeps no schedule, knows
+//! no store, and decides nothing about time but whether a request may ask for it.
+//!
+//! Always true here: nothing of a body is looked at before its key was; a schedule reaches the scheduler only after all
+//! of it was checked; every refusal is a problem document with a stable code; every connection, head, body, line and
+//! page has a limit in [`Options`] or beside its code.
+
+mod answer;
+mod auth;
+mod body;
+mod connection;
+mod listener;
+mod metrics;
+mod options;
+mod refusal;
+mod routes;
+mod shared;
+
+pub use listener::{BindError, Server};
+pub use options::Options;

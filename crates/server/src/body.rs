@@ -1,0 +1,60 @@
+//! From a request's bytes to a checked schedule.
+//!
+//! Two steps: [`reader`] takes the JSON apart, [`check`] makes values of the fields. Both go on after an error, so that
+//! one answer names everything that is wrong; only a body that is not JSON at all is refused at the first error.
+
+mod check;
+pub(crate) mod collect;
+mod pointer;
+mod reader;
+
+#[cfg(test)]
+mod tests;
+
+use domain::limits::Limits;
+use domain::{ScheduleId, Spec, Timestamp};
+
+use crate::refusal::{Kind, Refused, refuse, refuse_fields};
+use check::ScheduleFields;
+use pointer::{ERRORS_MAX, Errors};
+
+/// What a body asks for.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) id: Option<ScheduleId>,
+    pub(crate) spec: Spec,
+}
+
+/// Reads and checks one schedule. `named` is the id that the path gives, if it does.
+pub(crate) fn read_schedule(
+    bytes: &[u8],
+    named: Option<&ScheduleId>,
+    limits: &Limits,
+    now: Timestamp,
+) -> Result<Wanted, Refused> {
+    let text = std::str::from_utf8(bytes).map_err(|error| not_utf8(&error))?;
+    let mut found = Vec::new();
+    let mut errors = Errors::new(&mut found);
+    let fields = reader::read_document::<ScheduleFields<'_>>(text, &mut errors).map_err(|error| malformed(&error))?;
+    let wanted = fields.map(|fields| check::check(fields, named, limits, now, &mut errors));
+    match wanted {
+        Some(wanted) if found.is_empty() => Ok(wanted),
+        _ => Err(refuse_fields(Kind::InvalidSchedule, summary(found.len()), found)),
+    }
+}
+
+fn summary(count: usize) -> String {
+    match count {
+        1 => "one thing is wrong with the body; see errors".to_owned(),
+        ERRORS_MAX => format!("{ERRORS_MAX} or more things are wrong with the body; the first are in errors"),
+        _ => format!("{count} things are wrong with the body; see errors"),
+    }
+}
+
+fn malformed(error: &serde_json::Error) -> Refused {
+    refuse(Kind::MalformedJson, format!("{error}; send one JSON object in UTF-8"))
+}
+
+fn not_utf8(error: &std::str::Utf8Error) -> Refused {
+    refuse(Kind::NotUtf8, format!("byte {} is not part of a UTF-8 character", error.valid_up_to()))
+}

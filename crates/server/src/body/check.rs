@@ -1,0 +1,406 @@
+//! Fields to values: what each field means, and whether it may be so.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::FieldError;
+use bytes::Bytes;
+use domain::limits::Limits;
+use domain::validate::{Field, Violation, violations};
+use domain::{Cron, CronError, HttpTarget, RetryPolicy, ScheduleId, Spec, Target, Timestamp, When, duration};
+use serde::de::MapAccess;
+use serde_json::value::RawValue;
+
+use super::Wanted;
+use super::pointer::Errors;
+use super::reader::{Fields, Pairs, object, pairs, text, whole};
+
+/// For one attempt, if the request names none.
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+pub(super) struct ScheduleFields<'de> {
+    id: Option<Cow<'de, str>>,
+    at: Option<Cow<'de, str>>,
+    cron: Option<Cow<'de, str>>,
+    every: Option<Cow<'de, str>>,
+    zone: Option<Cow<'de, str>>,
+    target: Option<TargetFields<'de>>,
+    payload: Option<&'de RawValue>,
+    labels: Option<Pairs<'de>>,
+    retry: Option<RetryFields<'de>>,
+}
+
+impl<'de> Fields<'de> for ScheduleFields<'de> {
+    const NAMES: &'static [&'static str] =
+        &["id", "at", "cron", "every", "zone", "target", "payload", "labels", "retry"];
+
+    fn read<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A, errors: &mut Errors<'_>) -> Result<(), A::Error> {
+        match name {
+            "id" => self.id = text(map, name, errors)?,
+            "at" => self.at = text(map, name, errors)?,
+            "cron" => self.cron = text(map, name, errors)?,
+            "every" => self.every = text(map, name, errors)?,
+            "zone" => self.zone = text(map, name, errors)?,
+            "target" => self.target = object(map, name, errors)?,
+            "payload" => self.payload = Some(map.next_value()?),
+            "labels" => self.labels = pairs(map, name, errors)?,
+            "retry" => self.retry = object(map, name, errors)?,
+            other => unreachable!("{other} is not one of NAMES"),
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct TargetFields<'de> {
+    http: Option<HttpFields<'de>>,
+}
+
+impl<'de> Fields<'de> for TargetFields<'de> {
+    const NAMES: &'static [&'static str] = &["http"];
+
+    fn read<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A, errors: &mut Errors<'_>) -> Result<(), A::Error> {
+        self.http = object(map, name, errors)?;
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct HttpFields<'de> {
+    url: Option<Cow<'de, str>>,
+    method: Option<Cow<'de, str>>,
+    headers: Option<Pairs<'de>>,
+    timeout: Option<Cow<'de, str>>,
+}
+
+impl<'de> Fields<'de> for HttpFields<'de> {
+    const NAMES: &'static [&'static str] = &["url", "method", "headers", "timeout"];
+
+    fn read<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A, errors: &mut Errors<'_>) -> Result<(), A::Error> {
+        match name {
+            "url" => self.url = text(map, name, errors)?,
+            "method" => self.method = text(map, name, errors)?,
+            "headers" => self.headers = pairs(map, name, errors)?,
+            "timeout" => self.timeout = text(map, name, errors)?,
+            other => unreachable!("{other} is not one of NAMES"),
+        }
+        Ok(())
+    }
+}
+
+#[derive(Default)]
+struct RetryFields<'de> {
+    attempts_max: Option<i64>,
+    backoff: Option<Cow<'de, str>>,
+    backoff_max: Option<Cow<'de, str>>,
+}
+
+impl<'de> Fields<'de> for RetryFields<'de> {
+    const NAMES: &'static [&'static str] = &["attempts_max", "backoff", "backoff_max"];
+
+    fn read<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A, errors: &mut Errors<'_>) -> Result<(), A::Error> {
+        match name {
+            "attempts_max" => self.attempts_max = whole(map, name, errors)?,
+            "backoff" => self.backoff = text(map, name, errors)?,
+            "backoff_max" => self.backoff_max = text(map, name, errors)?,
+            other => unreachable!("{other} is not one of NAMES"),
+        }
+        Ok(())
+    }
+}
+
+/// Makes the schedule. What cannot be made is noted and stood in for by something valid, so that the rest is still
+/// looked at; the result means something only if nothing was noted.
+pub(super) fn check(
+    fields: ScheduleFields<'_>,
+    named: Option<&ScheduleId>,
+    limits: &Limits,
+    now: Timestamp,
+    errors: &mut Errors<'_>,
+) -> Wanted {
+    let id = check_id(fields.id.as_deref(), named, errors);
+    let when = check_when(&fields, now, errors);
+    let http = required(fields.target, "target", errors, |target, errors| {
+        required(target.http, "http", errors, |http, errors| Some(check_http(http, errors)))
+    });
+    let mut spec = Spec {
+        when,
+        target: Target::Http(http.unwrap_or_else(stand_in_target)),
+        payload: fields.payload.map_or_else(Bytes::new, |raw| Bytes::copy_from_slice(raw.get().as_bytes())),
+        labels: fields.labels.map_or_else(BTreeMap::new, |labels| check_labels(labels, &mut errors.at("labels"))),
+        retry: fields.retry.map_or_else(RetryPolicy::default, |retry| check_retry(&retry, &mut errors.at("retry"))),
+    };
+    for violation in violations(&spec, limits, now) {
+        note_violation(&violation, errors);
+    }
+    let Target::Http(http) = &mut spec.target;
+    http.headers.iter_mut().for_each(|(name, _)| name.make_ascii_lowercase());
+    Wanted { id, spec }
+}
+
+fn required<T, U>(
+    field: Option<T>,
+    name: &str,
+    errors: &mut Errors<'_>,
+    check: impl FnOnce(T, &mut Errors<'_>) -> Option<U>,
+) -> Option<U> {
+    let mut errors = errors.at(name);
+    let Some(field) = field else {
+        note_missing(&mut errors);
+        return None;
+    };
+    check(field, &mut errors)
+}
+
+/// Unless something else is wrong with it, the field is not there.
+fn note_missing(errors: &mut Errors<'_>) {
+    if !errors.are_here() {
+        note(errors, "missing_field", "this field is needed", None);
+    }
+}
+
+fn check_id(sent: Option<&str>, named: Option<&ScheduleId>, errors: &mut Errors<'_>) -> Option<ScheduleId> {
+    let Some(sent) = sent else { return named.cloned() };
+    match (ScheduleId::new(sent), named) {
+        (Ok(id), Some(named)) if id != *named => {
+            let hint = "leave it out of the body: the path names the schedule";
+            note(&mut errors.at("id"), "id_mismatch", "it is not the id in the path", Some(hint));
+            None
+        }
+        (Ok(id), _) => Some(id),
+        (Err(error), _) => {
+            let hint = "leave it out to have one made";
+            note(&mut errors.at("id"), "invalid_id", &error.to_string(), Some(hint));
+            None
+        }
+    }
+}
+
+fn check_when(fields: &ScheduleFields<'_>, now: Timestamp, errors: &mut Errors<'_>) -> When {
+    let stand_in = When::At(now);
+    if fields.zone.is_some() && fields.cron.is_none() && !errors.at("cron").are_here() {
+        let hint = "leave it out; an instant carries its own offset";
+        note(&mut errors.at("zone"), "zone_without_cron", "only a cron has a zone", Some(hint));
+    }
+    match (&fields.at, &fields.cron, &fields.every) {
+        (Some(at), None, None) => check_at(at, &mut errors.at("at")).map_or(stand_in, When::At),
+        (None, Some(cron), None) => check_cron(cron, fields.zone.as_deref(), errors).map_or(stand_in, When::Cron),
+        (None, None, Some(every)) => check_duration(every, &mut errors.at("every")).map_or(stand_in, When::Every),
+        (None, None, None) => {
+            if !["at", "cron", "every"].iter().any(|name| errors.at(name).are_here()) {
+                let hint = "one of \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\"";
+                note(errors, "missing_field", "the body does not say when: at, cron or every is needed", Some(hint));
+            }
+            stand_in
+        }
+        _ => {
+            let hint = "keep one of them; make a schedule of its own for each other";
+            note(errors, "conflicting_fields", "at, cron and every exclude each other", Some(hint));
+            stand_in
+        }
+    }
+}
+
+fn check_at(text: &str, errors: &mut Errors<'_>) -> Option<Timestamp> {
+    const HINT: &str = "RFC 3339 with an offset, like 2030-01-02T03:04:05Z or 2030-01-02T03:04:05.678+01:00";
+    if !is_rfc3339(text.as_bytes()) {
+        note(errors, "invalid_time", "it is not an instant", Some(HINT));
+        return None;
+    }
+    match text.parse::<jiff::Timestamp>() {
+        Ok(instant) => Some(rounded_up(instant)),
+        Err(error) => {
+            note(errors, "invalid_time", &format!("there is no such instant: {error}"), Some(HINT));
+            None
+        }
+    }
+}
+
+/// The shape of RFC 3339, section 5.6; whether there is such a day is for the calendar to say, which alone would take
+/// shorter forms, too.
+fn is_rfc3339(text: &[u8]) -> bool {
+    let is_shape = |text: &[u8], shape: &[u8]| {
+        let fits = |(byte, wanted): (&u8, &u8)| match wanted {
+            b'0' => byte.is_ascii_digit(),
+            letter => byte.eq_ignore_ascii_case(letter),
+        };
+        text.len() == shape.len() && text.iter().zip(shape).all(fits)
+    };
+    let Some((start, rest)) = text.split_at_checked(19) else { return false };
+    let offset = match rest.split_first() {
+        Some((b'.', rest)) => {
+            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            if !(1..=9).contains(&digits) {
+                return false;
+            }
+            &rest[digits..]
+        }
+        _ => rest,
+    };
+    let is_offset = is_shape(offset, b"Z") || is_shape(offset, b"+00:00") || is_shape(offset, b"-00:00");
+    is_shape(start, b"0000-00-00T00:00:00") && is_offset
+}
+
+/// Up, so that nothing is ever early.
+fn rounded_up(instant: jiff::Timestamp) -> Timestamp {
+    let nanos = instant.as_nanosecond();
+    let millis = nanos.div_euclid(1_000_000) + i128::from(nanos.rem_euclid(1_000_000) != 0);
+    Timestamp::from_millis(i64::try_from(millis).unwrap_or(i64::MAX))
+}
+
+fn check_cron(expression: &str, zone: Option<&str>, errors: &mut Errors<'_>) -> Option<Cron> {
+    let error = match Cron::parse(expression, zone.unwrap_or("UTC")) {
+        Ok(cron) => return Some(cron),
+        Err(error) => error,
+    };
+    let (field, code) = match &error {
+        CronError::TooLong { .. } => ("cron", "too_long"),
+        CronError::NeverFires => ("cron", "never_fires"),
+        CronError::Zone(_) => ("zone", "unknown_zone"),
+        CronError::FieldCount(_) | CronError::Field { .. } | CronError::Expression(_) => ("cron", "invalid_cron"),
+    };
+    note_told(&mut errors.at(field), code, &error.to_string());
+    None
+}
+
+fn check_duration(text: &str, errors: &mut Errors<'_>) -> Option<Duration> {
+    match duration::parse(text) {
+        Ok(duration) => Some(duration),
+        Err(error) => {
+            note_told(errors, "invalid_duration", &error.to_string());
+            None
+        }
+    }
+}
+
+fn check_http(fields: HttpFields<'_>, errors: &mut Errors<'_>) -> HttpTarget {
+    let stand_in = stand_in_target();
+    let timeout = fields.timeout.and_then(|timeout| check_duration(&timeout, &mut errors.at("timeout")));
+    HttpTarget {
+        url: required(fields.url, "url", errors, |url, _| Some(url.into_owned())).unwrap_or(stand_in.url),
+        method: fields.method.map_or(stand_in.method, Cow::into_owned),
+        headers: fields.headers.map_or_else(Vec::new, |headers| check_headers(headers, &mut errors.at("headers"))),
+        timeout: timeout.unwrap_or(stand_in.timeout),
+    }
+}
+
+fn stand_in_target() -> HttpTarget {
+    HttpTarget {
+        url: "http://localhost".to_owned(),
+        method: "POST".to_owned(),
+        headers: Vec::new(),
+        timeout: TIMEOUT_DEFAULT,
+    }
+}
+
+fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, String)> {
+    let mut checked: Vec<(String, String)> = Vec::with_capacity(headers.len());
+    for (name, value) in headers {
+        if checked.iter().take(CHECKED_MAX).any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
+            let hint = "join the values with commas, if the header takes a list";
+            note(&mut errors.at(&name), "duplicate_field", "this header is there more than once", Some(hint));
+            continue;
+        }
+        checked.push((name.into_owned(), value.into_owned()));
+    }
+    checked
+}
+
+/// Headers beyond so many are refused for their number, and not compared: that would take the square of it.
+const CHECKED_MAX: usize = 64;
+
+fn check_labels(labels: Pairs<'_>, errors: &mut Errors<'_>) -> BTreeMap<String, String> {
+    let mut checked = BTreeMap::new();
+    for (name, value) in labels {
+        if checked.contains_key(&*name) {
+            note(&mut errors.at(&name), "duplicate_field", "this label is there more than once", None);
+        }
+        checked.insert(name.into_owned(), value.into_owned());
+    }
+    checked
+}
+
+fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy {
+    let default = RetryPolicy::default();
+    let mut duration = |text: &Option<Cow<'_, str>>, name: &str| {
+        text.as_deref().and_then(|text| check_duration(text, &mut errors.at(name)))
+    };
+    let backoff = duration(&fields.backoff, "backoff");
+    let backoff_max = duration(&fields.backoff_max, "backoff_max");
+    // What is beyond any limit stays beyond it.
+    let attempts_max = fields.attempts_max.map(|asked| u16::try_from(asked.max(0)).unwrap_or(u16::MAX));
+    RetryPolicy {
+        attempts_max: attempts_max.unwrap_or(default.attempts_max),
+        // A longer first wait than the default's longest is as good as asking for that longest, too, and the reverse.
+        backoff: backoff.unwrap_or(default.backoff.min(backoff_max.unwrap_or(default.backoff))),
+        backoff_max: backoff_max.unwrap_or(default.backoff_max.max(backoff.unwrap_or_default())),
+    }
+}
+
+fn note_violation(violation: &Violation, errors: &mut Errors<'_>) {
+    let code = violation_code(violation);
+    let told = violation.to_string();
+    let mut tell = |path: &[&str]| match *path {
+        [a] => note_told(&mut errors.at(a), code, &told),
+        [a, b] => note_told(&mut errors.at(a).at(b), code, &told),
+        [a, b, c] => note_told(&mut errors.at(a).at(b).at(c), code, &told),
+        [a, b, c, d] => note_told(&mut errors.at(a).at(b).at(c).at(d), code, &told),
+        _ => unreachable!("no field is deeper"),
+    };
+    match violation.field() {
+        Field::At => tell(&["at"]),
+        Field::Cron => tell(&["cron"]),
+        Field::Every => tell(&["every"]),
+        Field::Payload => tell(&["payload"]),
+        Field::Url => tell(&["target", "http", "url"]),
+        Field::Method => tell(&["target", "http", "method"]),
+        Field::Headers => tell(&["target", "http", "headers"]),
+        Field::Header(name) => tell(&["target", "http", "headers", &name]),
+        Field::Timeout => tell(&["target", "http", "timeout"]),
+        Field::Labels => tell(&["labels"]),
+        Field::Label(name) => tell(&["labels", &name]),
+        Field::AttemptsMax => tell(&["retry", "attempts_max"]),
+        Field::Backoff => tell(&["retry", "backoff"]),
+        Field::BackoffMax => tell(&["retry", "backoff_max"]),
+    }
+}
+
+fn violation_code(violation: &Violation) -> &'static str {
+    match violation {
+        Violation::AtPast { .. } => "time_in_past",
+        Violation::AtFar { .. } => "time_too_far",
+        Violation::CronOften { .. } | Violation::EveryShort { .. } => "too_frequent",
+        Violation::EveryLong { .. } => "interval_too_long",
+        Violation::Payload { .. } => "payload_too_large",
+        Violation::Url(_) => "invalid_url",
+        Violation::Method(_) => "invalid_method",
+        Violation::HeaderCount { .. } | Violation::LabelCount { .. } => "too_many",
+        Violation::HeaderBytes { .. } | Violation::LabelBytes { .. } => "too_long",
+        Violation::HeaderName { .. } | Violation::HeaderValue { .. } => "invalid_header",
+        Violation::HeaderReserved { .. } => "reserved_header",
+        Violation::LabelText { .. } => "invalid_label",
+        Violation::Timeout { .. }
+        | Violation::AttemptsMax { .. }
+        | Violation::BackoffMax { .. }
+        | Violation::Backoff { .. } => "out_of_range",
+    }
+}
+
+/// The domain tells what is wrong and, after the last semicolon, what to do.
+fn note_told(errors: &mut Errors<'_>, code: &'static str, told: &str) {
+    match told.rsplit_once("; ") {
+        Some((detail, hint)) => note(errors, code, detail, Some(hint)),
+        None => note(errors, code, told, None),
+    }
+}
+
+fn note(errors: &mut Errors<'_>, code: &'static str, detail: &str, hint: Option<&str>) {
+    errors.note(FieldError {
+        code: Cow::Borrowed(code),
+        detail: detail.to_owned(),
+        hint: hint.map(str::to_owned),
+        ..FieldError::default()
+    });
+}

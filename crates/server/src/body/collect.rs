@@ -1,0 +1,98 @@
+//! The bytes of a body, within a limit of size and time.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
+
+use axum::body::Body;
+use axum::http::HeaderMap;
+use axum::http::header::CONTENT_LENGTH;
+use bytes::{Bytes, BytesMut};
+use http_body::{Body as _, Frame};
+
+use crate::refusal::{Kind, Refused, refuse};
+use crate::shared::Shared;
+
+/// A body that is too large is read on up to this many times its limit before the answer: a client that is still
+/// sending would find its connection reset, and not the answer.
+const DRAIN_FACTOR: usize = 32;
+
+/// The whole of a body.
+pub(crate) async fn collect(shared: &Shared, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {
+    let bytes_max = shared.options.body_bytes_max;
+    let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    let is_asking = headers.contains_key(axum::http::header::EXPECT);
+    if is_asking && announced.is_some_and(|bytes| bytes > bytes_max as u64) {
+        return Err(too_large(bytes_max));
+    }
+    // Most bodies come in one piece, right behind their head: no copy, and no timer.
+    match at_once(&mut body).await {
+        Some(Some(Ok(frame))) if body.is_end_stream() && frame.is_data() => {
+            let piece = frame.into_data().unwrap_or_default();
+            if piece.len() > bytes_max { Err(too_large(bytes_max)) } else { Ok(piece) }
+        }
+        Some(None) => Ok(Bytes::new()),
+        first => {
+            let first = first.flatten();
+            let rest = gather(first, &mut body, bytes_max);
+            shared.runtime.timeout(shared.options.body_timeout, rest).await.unwrap_or_else(|| Err(late(shared)))
+        }
+    }
+}
+
+async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Result<Bytes, Refused> {
+    let mut gathered = BytesMut::new();
+    let mut dropped = 0;
+    let mut next = first;
+    loop {
+        let frame = match next.take() {
+            Some(piece) => Some(piece),
+            None => poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await,
+        };
+        let Some(frame) = frame else { break };
+        let Ok(piece) = frame.map_err(|error| broken(&error))?.into_data() else { continue };
+        if dropped > 0 || gathered.len() + piece.len() > bytes_max {
+            dropped += piece.len();
+            if dropped > bytes_max.saturating_mul(DRAIN_FACTOR) {
+                break;
+            }
+        } else {
+            gathered.extend_from_slice(&piece);
+        }
+    }
+    if dropped > 0 { Err(too_large(bytes_max)) } else { Ok(gathered.freeze()) }
+}
+
+pub(crate) type Piece = Result<Frame<Bytes>, axum::Error>;
+
+/// The next piece of a body if it is there, or as good as there; `Some(None)` at its end.
+///
+/// The connection reads a body only once it has been asked for it, so that the first look never sees anything. The
+/// second look comes after the connection's own turn.
+pub(crate) async fn at_once(body: &mut Body) -> Option<Option<Piece>> {
+    let mut is_second_look = false;
+    poll_fn(|cx| match Pin::new(&mut *body).poll_frame(cx) {
+        Poll::Ready(piece) => Poll::Ready(Some(piece)),
+        Poll::Pending if is_second_look => Poll::Ready(None),
+        Poll::Pending => {
+            is_second_look = true;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+pub(crate) fn late(shared: &Shared) -> Refused {
+    let seconds = shared.options.body_timeout.as_secs_f64();
+    refuse(Kind::BodyTimeout, format!("the body was not there after {seconds} s; send it without pauses"))
+}
+
+pub(crate) fn broken(error: &axum::Error) -> Refused {
+    refuse(Kind::BodyBroken, format!("the body could not be read to its end: {error}"))
+}
+
+fn too_large(bytes_max: usize) -> Refused {
+    let detail = format!("a body has at most {bytes_max} bytes; keep large data elsewhere and send a reference to it");
+    refuse(Kind::BodyTooLarge, detail)
+}

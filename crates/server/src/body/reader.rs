@@ -1,0 +1,321 @@
+//! JSON to fields, in one pass that borrows and collects everything that is wrong.
+//!
+//! Only text that is not JSON ends the pass; a wrong type, an unknown or a repeated field is noted with its pointer
+//! and passed over, so that one answer names them all. The good case allocates nothing but the vectors of headers and
+//! labels (and strings that have escapes).
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use api::FieldError;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::pointer::Errors;
+
+/// An object of known fields.
+pub(super) trait Fields<'de>: Default {
+    const NAMES: &'static [&'static str];
+
+    /// Reads the value of the field `name`, one of `NAMES`.
+    fn read<A: MapAccess<'de>>(
+        &mut self,
+        name: &'static str,
+        map: &mut A,
+        errors: &mut Errors<'_>,
+    ) -> Result<(), A::Error>;
+}
+
+/// Pairs of an object whose keys are the user's, in order, repeated ones included.
+pub(super) type Pairs<'de> = Vec<(Cow<'de, str>, Cow<'de, str>)>;
+
+/// Reads a whole text as one object; `None` if it is JSON, but no object.
+pub(super) fn read_document<'de, F: Fields<'de>>(
+    text: &'de str,
+    errors: &mut Errors<'_>,
+) -> Result<Option<F>, serde_json::Error> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    let fields = Any(ObjectReader { errors: errors.borrow(), fields: PhantomData }).deserialize(&mut deserializer)?;
+    deserializer.end()?;
+    Ok(fields)
+}
+
+/// Each returns `None` for `null`, which is as good as leaving the field out, and for what it has noted as wrong.
+pub(super) fn text<'de, A: MapAccess<'de>>(
+    map: &mut A,
+    name: &str,
+    errors: &mut Errors<'_>,
+) -> Result<Option<Cow<'de, str>>, A::Error> {
+    map.next_value_seed(Any(TextReader(errors.at(name))))
+}
+
+pub(super) fn whole<'de, A: MapAccess<'de>>(
+    map: &mut A,
+    name: &str,
+    errors: &mut Errors<'_>,
+) -> Result<Option<i64>, A::Error> {
+    map.next_value_seed(Any(WholeReader(errors.at(name))))
+}
+
+pub(super) fn object<'de, F: Fields<'de>, A: MapAccess<'de>>(
+    map: &mut A,
+    name: &str,
+    errors: &mut Errors<'_>,
+) -> Result<Option<F>, A::Error> {
+    map.next_value_seed(Any(ObjectReader { errors: errors.at(name), fields: PhantomData }))
+}
+
+pub(super) fn pairs<'de, A: MapAccess<'de>>(
+    map: &mut A,
+    name: &str,
+    errors: &mut Errors<'_>,
+) -> Result<Option<Pairs<'de>>, A::Error> {
+    map.next_value_seed(Any(PairsReader(errors.at(name))))
+}
+
+/// What to make of one JSON value; every kind of value that it does not override is the wrong type.
+trait Reader<'de>: Sized {
+    type Value;
+    const WANTED: &'static str;
+
+    fn wrong(self, found: &'static str);
+
+    fn null(self) {}
+
+    fn text(self, _text: Cow<'de, str>) -> Option<Self::Value> {
+        self.wrong("a string");
+        None
+    }
+
+    fn whole(self, _number: i64) -> Option<Self::Value> {
+        self.wrong("a number");
+        None
+    }
+
+    fn object<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<Self::Value>, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        self.wrong("an object");
+        Ok(None)
+    }
+}
+
+fn wrong_type(mut errors: Errors<'_>, wanted: &str, found: &str) {
+    errors.note(FieldError {
+        code: "wrong_type".into(),
+        detail: format!("this is {found}, and should be {wanted}"),
+        ..FieldError::default()
+    });
+}
+
+struct TextReader<'e>(Errors<'e>);
+
+impl<'de> Reader<'de> for TextReader<'_> {
+    type Value = Cow<'de, str>;
+    const WANTED: &'static str = "a string";
+
+    fn wrong(self, found: &'static str) {
+        wrong_type(self.0, Self::WANTED, found);
+    }
+
+    fn text(self, text: Cow<'de, str>) -> Option<Cow<'de, str>> {
+        Some(text)
+    }
+}
+
+struct WholeReader<'e>(Errors<'e>);
+
+impl<'de> Reader<'de> for WholeReader<'_> {
+    type Value = i64;
+    const WANTED: &'static str = "a whole number";
+
+    fn wrong(self, found: &'static str) {
+        wrong_type(self.0, Self::WANTED, found);
+    }
+
+    fn whole(self, number: i64) -> Option<i64> {
+        Some(number)
+    }
+}
+
+struct PairsReader<'e>(Errors<'e>);
+
+impl<'de> Reader<'de> for PairsReader<'_> {
+    type Value = Pairs<'de>;
+    const WANTED: &'static str = "an object of strings";
+
+    fn wrong(self, found: &'static str) {
+        wrong_type(self.0, Self::WANTED, found);
+    }
+
+    fn object<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Option<Pairs<'de>>, A::Error> {
+        let mut pairs = Pairs::new();
+        while let Some(Key(key)) = map.next_key()? {
+            if let Some(value) = map.next_value_seed(Any(PairValueReader(TextReader(self.0.at(&key)))))? {
+                pairs.push((key, value));
+            }
+        }
+        Ok(Some(pairs))
+    }
+}
+
+/// As text, but `null` is wrong: a header or label cannot be left out by naming it.
+struct PairValueReader<'e>(TextReader<'e>);
+
+impl<'de> Reader<'de> for PairValueReader<'_> {
+    type Value = Cow<'de, str>;
+    const WANTED: &'static str = TextReader::WANTED;
+
+    fn wrong(self, found: &'static str) {
+        self.0.wrong(found);
+    }
+
+    fn null(self) {
+        self.wrong("null");
+    }
+
+    fn text(self, text: Cow<'de, str>) -> Option<Cow<'de, str>> {
+        Some(text)
+    }
+}
+
+struct ObjectReader<'e, F> {
+    errors: Errors<'e>,
+    fields: PhantomData<F>,
+}
+
+impl<'de, F: Fields<'de>> Reader<'de> for ObjectReader<'_, F> {
+    type Value = F;
+    const WANTED: &'static str = "an object";
+
+    fn wrong(self, found: &'static str) {
+        wrong_type(self.errors, Self::WANTED, found);
+    }
+
+    fn object<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Option<F>, A::Error> {
+        let mut fields = F::default();
+        let mut seen: u32 = 0;
+        while let Some(Key(key)) = map.next_key()? {
+            let Some(index) = F::NAMES.iter().position(|name| *name == key) else {
+                let _value: IgnoredAny = map.next_value()?;
+                note_unknown(&mut self.errors, &key, F::NAMES);
+                continue;
+            };
+            if seen & 1 << index != 0 {
+                let _value: IgnoredAny = map.next_value()?;
+                self.errors.at(&key).note(FieldError {
+                    code: "duplicate_field".into(),
+                    detail: "this field is there more than once".into(),
+                    ..FieldError::default()
+                });
+                continue;
+            }
+            seen |= 1 << index;
+            fields.read(F::NAMES[index], &mut map, &mut self.errors)?;
+        }
+        Ok(Some(fields))
+    }
+}
+
+fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&str]) {
+    if errors.are_many() {
+        return;
+    }
+    let likeness = |name: &&&str| (strsim::jaro_winkler(key, name) * 1_000.0).round();
+    let nearest =
+        names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b))).filter(|name| likeness(name) >= 800.0);
+    let hint = match nearest {
+        Some(name) if key.len() < 64 => format!("did you mean `{name}`?"),
+        _ => format!("known here: {}", names.join(", ")),
+    };
+    errors.at(key).note(FieldError {
+        code: "unknown_field".into(),
+        detail: "there is no such field".into(),
+        hint: Some(hint),
+        ..FieldError::default()
+    });
+}
+
+/// An object's key, borrowed unless it has escapes.
+struct Key<'de>(Cow<'de, str>);
+
+impl<'de> serde::Deserialize<'de> for Key<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct KeyVisitor;
+        impl<'de> Visitor<'de> for KeyVisitor {
+            type Value = Key<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key")
+            }
+
+            fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Key<'de>, E> {
+                Ok(Key(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(KeyVisitor)
+    }
+}
+
+/// Takes any JSON value and hands it to the reader by its kind.
+struct Any<R>(R);
+
+impl<'de, R: Reader<'de>> DeserializeSeed<'de> for Any<R> {
+    type Value = Option<R::Value>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, R: Reader<'de>> Visitor<'de> for Any<R> {
+    type Value = Option<R::Value>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(R::WANTED)
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(self.0.text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(self.0.text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_bool<E: Error>(self, _value: bool) -> Result<Self::Value, E> {
+        self.0.wrong("a boolean");
+        Ok(None)
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(self.0.whole(number))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(self.0.whole(i64::try_from(number).unwrap_or(i64::MAX)))
+    }
+
+    fn visit_f64<E: Error>(self, _number: f64) -> Result<Self::Value, E> {
+        self.0.wrong("a number with a fraction or exponent");
+        Ok(None)
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        self.0.null();
+        Ok(None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        self.0.wrong("an array");
+        Ok(None)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        self.0.object(map)
+    }
+}

@@ -1,0 +1,112 @@
+//! What the HTTP side counts.
+
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// A route as metrics know it: never the path that was sent, of which there are as many as schedules.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Route {
+    Create,
+    Put,
+    Get,
+    Cancel,
+    ScheduleRuns,
+    Runs,
+    Redrive,
+    Batch,
+    Health,
+    Ready,
+    Metrics,
+    Unknown,
+}
+
+impl Route {
+    fn name(self) -> &'static str {
+        match self {
+            Route::Create => "POST /v1/schedules",
+            Route::Put => "PUT /v1/schedules/{id}",
+            Route::Get => "GET /v1/schedules/{id}",
+            Route::Cancel => "DELETE /v1/schedules/{id}",
+            Route::ScheduleRuns => "GET /v1/schedules/{id}/runs",
+            Route::Runs => "GET /v1/runs",
+            Route::Redrive => "POST /v1/runs/{id}/redrive",
+            Route::Batch => "POST /v1/schedules:batch",
+            Route::Health => "GET /healthz",
+            Route::Ready => "GET /readyz",
+            Route::Metrics => "GET /metrics",
+            Route::Unknown => "unknown",
+        }
+    }
+}
+
+impl EncodeLabelValue for Route {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        EncodeLabelValue::encode(&self.name(), encoder)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+struct RequestLabels {
+    route: Route,
+    status: u16,
+}
+
+pub(crate) struct HttpMetrics {
+    registry: Registry,
+    durations: Family<RequestLabels, Histogram, fn() -> Histogram>,
+    pub(crate) connections: Gauge,
+    pub(crate) connections_idle_closed: Counter,
+    pub(crate) batch_lines: Counter,
+}
+
+impl HttpMetrics {
+    pub(crate) fn new() -> Self {
+        let durations = Family::<RequestLabels, Histogram, fn() -> Histogram>::new_with_constructor(duration_histogram);
+        let mut registry = Registry::default();
+        registry.register(
+            "reveille_http_request_duration_seconds",
+            "From a request's head to the head of its answer",
+            durations.clone(),
+        );
+        let connections = Gauge::default();
+        registry.register("reveille_http_connections", "Open connections", connections.clone());
+        let connections_idle_closed = Counter::default();
+        registry.register(
+            "reveille_http_connections_idle_closed",
+            "Connections closed because nothing went on",
+            connections_idle_closed.clone(),
+        );
+        let batch_lines = Counter::default();
+        registry.register("reveille_http_batch_lines", "Lines of batches that were answered", batch_lines.clone());
+        HttpMetrics { registry, durations, connections, connections_idle_closed, batch_lines }
+    }
+
+    pub(crate) fn observe(&self, route: Route, status: StatusCode, took: Duration) {
+        let labels = RequestLabels { route, status: status.as_u16() };
+        self.durations.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+
+    /// The scheduler's exposition with the HTTP side's families after it.
+    pub(crate) fn text(&self, scheduler: String) -> String {
+        let mut text = scheduler;
+        let end = text.trim_end().strip_suffix("# EOF").map_or(text.len(), str::len);
+        text.truncate(end);
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        encode(&mut text, &self.registry).expect("a String takes every write");
+        text
+    }
+}
+
+fn duration_histogram() -> Histogram {
+    Histogram::new([0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0])
+}

@@ -1,0 +1,57 @@
+//! What an operator can set of the HTTP side.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use domain::limits::Limits;
+
+/// Every limit at the edge, with its default.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Default 127.0.0.1:8080: nobody else's machine reaches a server that was not told to be reached.
+    pub listen: SocketAddr,
+    /// What a schedule may ask for.
+    pub limits: Limits,
+    /// The bytes of one request's body, and of one line of a batch. Default 256 KiB; it must hold a payload of the
+    /// largest size with everything around it. Memory for so much can be taken by each connection.
+    pub body_bytes_max: usize,
+    /// The bytes of one request's head. Default 16 KiB; at least 8 KiB.
+    pub head_bytes_max: usize,
+    /// How long a connection may go without beginning a request, or going on with a batch. Default 30 s. A head that
+    /// trickles in counts as not beginning. Too short costs clients new connections, too long lets idle ones hold places.
+    pub idle_timeout: Duration,
+    /// How long a body may take to arrive, and each further piece of a batch's body. Default 10 s.
+    pub body_timeout: Duration,
+    /// Further connections wait in the kernel's queue. Default 4,096.
+    pub connections_max: usize,
+    /// Requests under way on one HTTP/2 connection. Default 256.
+    pub streams_max: u32,
+    /// Lines of one batch. Default 1,000,000.
+    pub batch_lines_max: u64,
+    /// Lines that go to the scheduler in one call. Default 500; few cost commits, many cost memory and the wait of the
+    /// first.
+    pub batch_group_lines: usize,
+    /// Calls of one batch under way at once. Default 4; one leaves the disk idle while lines are read.
+    pub batch_groups_max: usize,
+    /// How long requests under way may go on after the stop. Default 20 s; then their connections are closed.
+    pub drain_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            limits: Limits::default(),
+            body_bytes_max: 256 * 1024,
+            head_bytes_max: 16 * 1024,
+            idle_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(10),
+            connections_max: 4_096,
+            streams_max: 256,
+            batch_lines_max: 1_000_000,
+            batch_group_lines: 500,
+            batch_groups_max: 4,
+            drain_timeout: Duration::from_secs(20),
+        }
+    }
+}

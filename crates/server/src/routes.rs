@@ -1,0 +1,112 @@
+//! The table of routes. What each does is in the modules below; what is true of all of them is here.
+
+mod batch;
+mod operations;
+mod runs;
+mod schedules;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, Response};
+use axum::routing::{get, post};
+
+use crate::metrics::Route;
+use crate::refusal::{Kind, Refused, refuse};
+use crate::shared::Shared;
+
+type App = State<Arc<Shared>>;
+type Id = Result<Path<String>, PathRejection>;
+
+pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/v1/schedules", post(create))
+        .route("/v1/schedules:batch", post(batch))
+        .route("/v1/schedules/{id}", get(read).put(put).delete(cancel))
+        .route("/v1/schedules/{id}/runs", get(schedule_runs))
+        .route("/v1/runs", get(runs))
+        .route("/v1/runs/{id}/redrive", post(redrive))
+        .route("/healthz", get(health))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(unknown_method)
+        .with_state(shared)
+}
+
+async fn create(State(shared): App, request: Request) -> Response<Body> {
+    shared.answer(Route::Create, schedules::create(&shared, request)).await
+}
+
+async fn batch(State(shared): App, request: Request) -> Response<Body> {
+    shared.answer(Route::Batch, batch::batch(shared.clone(), request)).await
+}
+
+async fn read(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Get, schedules::get(&shared, id_text(&id), &headers)).await
+}
+
+async fn put(State(shared): App, id: Id, request: Request) -> Response<Body> {
+    shared.answer(Route::Put, schedules::put(&shared, id_text(&id), request)).await
+}
+
+async fn cancel(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Cancel, schedules::cancel(&shared, id_text(&id), &headers)).await
+}
+
+async fn schedule_runs(State(shared): App, id: Id, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::ScheduleRuns, runs::of_schedule(&shared, id_text(&id), query.as_deref(), &headers)).await
+}
+
+async fn runs(State(shared): App, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Runs, runs::dead_letters(&shared, query.as_deref(), &headers)).await
+}
+
+async fn redrive(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Redrive, runs::redrive(&shared, id_text(&id), &headers)).await
+}
+
+async fn health(State(shared): App) -> Response<Body> {
+    shared.answer(Route::Health, async { Ok(operations::health()) }).await
+}
+
+async fn ready(State(shared): App) -> Response<Body> {
+    shared.answer(Route::Ready, async { operations::ready(&shared) }).await
+}
+
+async fn metrics(State(shared): App) -> Response<Body> {
+    shared.answer(Route::Metrics, async { Ok(operations::metrics(&shared)) }).await
+}
+
+async fn unknown_route(State(shared): App, request: Request) -> Response<Body> {
+    let path: String = request.uri().path().chars().take(128).collect();
+    let refused = refuse(Kind::RouteNotFound, format!("{path:?} is no path of this API; docs/http-api.md lists them"));
+    shared.answer(Route::Unknown, async { Err(refused) }).await
+}
+
+async fn unknown_method(State(shared): App, request: Request) -> Response<Body> {
+    let method: String = request.method().as_str().chars().take(32).collect();
+    let refused = refuse(Kind::MethodNotAllowed, format!("{method} is not taken here; the Allow header says what is"));
+    shared.answer(Route::Unknown, async { Err(refused) }).await
+}
+
+/// A path's id. One that is not even text is nobody's, as the empty one.
+fn id_text(id: &Id) -> &str {
+    id.as_ref().map_or("", |Path(id)| id)
+}
+
+/// Refuses a body that says that it is something else; one that says nothing is taken at its word.
+fn check_content_type(headers: &HeaderMap, taken: &[&str]) -> Result<(), Refused> {
+    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
+    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+    if taken.iter().any(|taken| essence.eq_ignore_ascii_case(taken)) {
+        return Ok(());
+    }
+    let found: String = essence.chars().take(64).collect();
+    let detail = format!("the body is said to be {found:?}; send `Content-Type: {}`", taken.join("` or `"));
+    Err(refuse(Kind::UnsupportedMediaType, detail))
+}

@@ -1,0 +1,193 @@
+//! Many schedules in one request: NDJSON in, NDJSON out, while both are under way.
+//!
+//! Lines go to the scheduler in groups, which share its commits; a few groups are under way at once, and their answers
+//! leave in the order of the lines. What is held is bounded: the piece of the body being split, the groups under way
+//! and their answers. A client that does not read its answers is not read from, either.
+//!
+//! Always true here: a line is answered once, after its schedule is durable or refused; a bad line hurts no other.
+
+mod lines;
+
+use std::sync::Arc;
+
+use api::BatchLine;
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response, StatusCode};
+use bytes::Bytes;
+use domain::Schedule;
+use futures_util::future::{BoxFuture, FutureExt};
+use futures_util::stream::{FuturesOrdered, Stream, StreamExt, unfold};
+use scheduler::{Create, CreateRefusal};
+use store::{StoreError, Tenant};
+use tokio::sync::oneshot;
+
+use super::check_content_type;
+use super::schedules::{never_fires, refuse_create};
+use crate::answer;
+use crate::auth::authenticate;
+use crate::body::read_schedule;
+use crate::refusal::{Kind, Refused, refuse, to_json};
+use crate::shared::Shared;
+use lines::{Line, Lines};
+
+const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "application/jsonl"];
+
+pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Response<Body>, Refused> {
+    let (head, body) = request.into_parts();
+    let tenant = authenticate(&shared, &head.headers)?;
+    check_content_type(&head.headers, NDJSON)?;
+    let lines = Lines::new(body, shared.options.body_bytes_max);
+    let batch = Batch { shared, tenant, lines, group: Group::default(), under_way: FuturesOrdered::new() };
+    let mut response = Response::new(Body::from_stream(batch.into_stream()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(api::NDJSON_CONTENT_TYPE));
+    Ok(response)
+}
+
+struct Batch {
+    shared: Arc<Shared>,
+    tenant: Arc<Tenant>,
+    lines: Lines,
+    /// Lines that were read and not sent to the scheduler yet.
+    group: Group,
+    under_way: FuturesOrdered<BoxFuture<'static, Bytes>>,
+}
+
+#[derive(Default)]
+struct Group {
+    requests: Vec<Create>,
+    entries: Vec<Entry>,
+}
+
+/// One line of a group.
+struct Entry {
+    line: u64,
+    /// The field that says when, for a request that goes to the scheduler; or the line's refusal.
+    checked: Result<&'static str, Refused>,
+}
+
+impl Batch {
+    fn into_stream(self) -> impl Stream<Item = Result<Bytes, std::convert::Infallible>> + Send + 'static {
+        unfold(self, |mut batch| async move { batch.next().await.map(|answers| (Ok(answers), batch)) })
+    }
+
+    /// The answers of the next group; `None` after the last.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            self.take_lines();
+            let is_room = self.under_way.len() < self.shared.options.batch_groups_max;
+            if is_room && self.is_group_ready() {
+                self.start_group();
+                continue;
+            }
+            if self.lines.is_at_end() || !is_room {
+                return self.under_way.next().await;
+            }
+            if self.under_way.is_empty() {
+                // Nothing to do but to read; what has come so far does not wait for more.
+                if !self.lines.fill_at_once().await && self.group.entries.is_empty() {
+                    let limit = self.shared.options.body_timeout;
+                    let filled = self.shared.runtime.timeout(limit, self.lines.fill()).await;
+                    if filled.is_none() {
+                        self.lines.stop(crate::body::collect::late(&self.shared));
+                    }
+                } else if !self.group.entries.is_empty() {
+                    self.take_lines();
+                    self.start_group();
+                }
+                continue;
+            }
+            let (lines, under_way) = (&mut self.lines, &mut self.under_way);
+            futures_util::select_biased! {
+                answers = under_way.next().fuse() => return answers,
+                () = lines.fill().fuse() => {}
+            }
+        }
+    }
+
+    /// Lines wait for a full group while there is nothing to gain from sending fewer.
+    fn is_group_ready(&self) -> bool {
+        let lines = self.group.entries.len();
+        lines >= self.shared.options.batch_group_lines || (lines > 0 && self.lines.is_at_end())
+    }
+
+    fn take_lines(&mut self) {
+        let now = self.shared.runtime.now();
+        while self.group.entries.len() < self.shared.options.batch_group_lines {
+            let Some((number, line)) = self.lines.next() else { return };
+            if number > self.shared.options.batch_lines_max {
+                let detail = format!("a batch has at most {} lines", self.shared.options.batch_lines_max);
+                self.lines
+                    .stop(refuse(Kind::BatchTooLong, format!("{detail}; send the rest, from here on, in another")));
+                continue;
+            }
+            let checked = match line {
+                Line::Text(text) => read_schedule(&text, None, &self.shared.options.limits, now),
+                Line::Refused(refused) => Err(refused),
+            };
+            let checked = checked.map(|wanted| {
+                let request = Create { tenant: self.tenant.clone(), id: wanted.id, spec: wanted.spec };
+                let when = never_fires(&request);
+                self.group.requests.push(request);
+                when
+            });
+            self.group.entries.push(Entry { line: number, checked });
+        }
+    }
+
+    fn start_group(&mut self) {
+        let Group { requests, entries } = std::mem::take(&mut self.group);
+        let shared = self.shared.clone();
+        // A task of its own, because this stream stands still while its client does not read: what the scheduler
+        // holds for a call must not wait for that.
+        let (answer, answers) = oneshot::channel();
+        let scheduler = shared.scheduler.clone();
+        let work = async move {
+            let answers = if requests.is_empty() { Ok(Vec::new()) } else { scheduler.create(requests).await };
+            let _client_is_gone = answer.send(answers);
+        };
+        drop(self.shared.runtime.spawn("batch group", work));
+        let work = async move {
+            let answers = answers.await.unwrap_or_else(|_| Err(StoreError::Unavailable("a task failed".to_owned())));
+            shared.metrics.batch_lines.inc_by(entries.len() as u64);
+            answer_group(&shared, entries, answers)
+        };
+        self.under_way.push_back(work.boxed());
+    }
+}
+
+fn answer_group(
+    shared: &Shared,
+    entries: Vec<Entry>,
+    answers: Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError>,
+) -> Bytes {
+    let mut text = Vec::with_capacity(entries.len() * 256);
+    let failed = answers.as_ref().err().cloned();
+    let mut answers = answers.unwrap_or_default().into_iter();
+    for Entry { line, checked } in entries {
+        let outcome = checked.and_then(|when| match (&failed, answers.next()) {
+            (None, Some(answer)) => answer.map_err(|refusal| refuse_create(refusal, when)),
+            (Some(error), _) => Err(error.clone().into()),
+            (None, None) => unreachable!("the scheduler answers every request of a call"),
+        });
+        match outcome {
+            Ok(schedule) => write_line(&mut text, line, StatusCode::CREATED, Ok(&schedule)),
+            Err(refused) => {
+                let status = refused.status();
+                write_line(&mut text, line, status, Err(refused.into_problem(Some(shared.request_id()))));
+            }
+        }
+    }
+    Bytes::from(text)
+}
+
+fn write_line(text: &mut Vec<u8>, line: u64, status: StatusCode, outcome: Result<&Schedule, api::Problem>) {
+    let (schedule, problem) = match outcome {
+        Ok(schedule) => (Some(answer::summary(schedule)), None),
+        Err(problem) => (None, Some(problem)),
+    };
+    let line = BatchLine { line, status: status.as_u16(), schedule, problem };
+    text.extend_from_slice(&to_json(&line));
+    text.push(b'\n');
+}

@@ -1,0 +1,33 @@
+//! For operators: is it alive, does it take work, what does it count. No key is asked for, and nothing of a tenant is told.
+
+use axum::body::Body;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, Response, StatusCode};
+use serde_json::json;
+use store::Health;
+
+use crate::answer;
+use crate::refusal::{Kind, Refused, refuse};
+use crate::shared::Shared;
+
+/// The process runs, and answers.
+pub(super) fn health() -> Response<Body> {
+    answer::json(StatusCode::OK, &json!({ "status": "ok" }))
+}
+
+/// Requests are taken. A nearly full disk refuses new schedules only, and is no reason to be sent nothing.
+pub(super) fn ready(shared: &Shared) -> Result<Response<Body>, Refused> {
+    let status = match shared.scheduler.health() {
+        Health::Ready => "ready",
+        Health::Full => "storage_full",
+        Health::Closed => return Err(refuse(Kind::StoreUnavailable, "the store is closed, or has failed")),
+    };
+    Ok(answer::json(StatusCode::OK, &json!({ "status": status })))
+}
+
+pub(super) fn metrics(shared: &Shared) -> Response<Body> {
+    let mut response = Response::new(Body::from(shared.metrics.text(shared.scheduler.metrics_text())));
+    let open_metrics = HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, open_metrics);
+    response
+}

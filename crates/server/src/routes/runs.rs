@@ -1,0 +1,115 @@
+//! Runs: reading them, and running a dead letter again.
+
+use api::{FieldError, Redriven, RunPage};
+use axum::body::Body;
+use axum::http::{HeaderMap, Response, StatusCode};
+use domain::occurrence::Run;
+use domain::{Occurrence, RunId, ScheduleId};
+use scheduler::RedriveAnswer;
+
+use super::schedules::{find_id, not_found};
+use crate::answer;
+use crate::auth::authenticate;
+use crate::refusal::{Kind, Refused, refuse, refuse_fields};
+use crate::shared::Shared;
+
+const PAGE_LIMIT_DEFAULT: usize = 100;
+const PAGE_LIMIT_MAX: usize = 1_000;
+
+pub(super) async fn of_schedule(
+    shared: &Shared,
+    id: &str,
+    query: Option<&str>,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Refused> {
+    let tenant = authenticate(shared, headers)?;
+    let id = find_id(id)?;
+    let page = Page::parse(query, false)?;
+    let runs = shared.scheduler.runs(tenant.id, id.clone(), page.after, page.limit).await?.ok_or_else(not_found)?;
+    Ok(page_answer(&runs, Some(&id), page.limit))
+}
+
+pub(super) async fn dead_letters(
+    shared: &Shared,
+    query: Option<&str>,
+    headers: &HeaderMap,
+) -> Result<Response<Body>, Refused> {
+    let tenant = authenticate(shared, headers)?;
+    let page = Page::parse(query, true)?;
+    let runs = shared.scheduler.dead_letters(tenant.id, page.after, page.limit).await?;
+    Ok(page_answer(&runs, None, page.limit))
+}
+
+fn page_answer(runs: &[Run], id: Option<&ScheduleId>, limit: usize) -> Response<Body> {
+    let next = runs.last().filter(|_| runs.len() == limit);
+    let page = RunPage {
+        runs: runs.iter().map(|run| answer::run(run, id)).collect(),
+        next_page_token: next.map(|run| run.occurrence.run_id().as_str().to_owned()),
+    };
+    answer::json(StatusCode::OK, &page)
+}
+
+pub(super) async fn redrive(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
+    let tenant = authenticate(shared, headers)?;
+    let not_found = || refuse(Kind::RunNotFound, "no run of your tenant has this id");
+    let occurrence = RunId::parse(id).ok_or_else(not_found)?;
+    match shared.scheduler.redrive(tenant.id, occurrence).await? {
+        RedriveAnswer::NotFound => Err(not_found()),
+        RedriveAnswer::NotDead => {
+            Err(refuse(Kind::NotDeadLetter, "only a run that failed for good, and was not redriven, can be redriven"))
+        }
+        RedriveAnswer::Redriven(occurrence) => {
+            let run_id = occurrence.run_id().as_str().to_owned();
+            Ok(answer::json(StatusCode::OK, &Redriven { run_id }))
+        }
+    }
+}
+
+/// What a query asks for.
+struct Page {
+    limit: usize,
+    after: Option<Occurrence>,
+}
+
+impl Page {
+    /// `is_dead_letters`: the query must, or must not, have `dead_letter=true`.
+    fn parse(query: Option<&str>, is_dead_letters: bool) -> Result<Page, Refused> {
+        let mut page = Page { limit: PAGE_LIMIT_DEFAULT, after: None };
+        let mut errors = Vec::new();
+        let mut asks_dead_letters = false;
+        for pair in query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=').unwrap_or((pair, "")) {
+                ("limit", text) => match text.parse() {
+                    Ok(limit @ 1..=PAGE_LIMIT_MAX) => page.limit = limit,
+                    _ => {
+                        errors.push(bad("limit", "out_of_range", format!("it is a number from 1 to {PAGE_LIMIT_MAX}")))
+                    }
+                },
+                ("page_token", text) => match RunId::parse(text) {
+                    Some(after) => page.after = Some(after),
+                    None => errors.push(bad("page_token", "invalid_token", "it is not a next_page_token".to_owned())),
+                },
+                ("dead_letter", "true") if is_dead_letters => asks_dead_letters = true,
+                ("dead_letter", _) if is_dead_letters => {}
+                (name, _) => {
+                    let name: String = name.chars().take(64).collect();
+                    let detail = format!("{name:?} is no parameter here; limit and page_token are");
+                    errors.push(bad("query", "unknown_parameter", detail));
+                }
+            }
+        }
+        if is_dead_letters && !asks_dead_letters {
+            let detail = "only dead letters are listed over all schedules: send dead_letter=true";
+            errors.push(bad("dead_letter", "missing_parameter", detail.to_owned()));
+        }
+        if errors.is_empty() {
+            return Ok(page);
+        }
+        errors.truncate(32);
+        Err(refuse_fields(Kind::InvalidParameter, "the query cannot be used; see errors", errors))
+    }
+}
+
+fn bad(parameter: &'static str, code: &'static str, detail: String) -> FieldError {
+    FieldError { parameter: Some(parameter.into()), code: code.into(), detail, ..FieldError::default() }
+}
