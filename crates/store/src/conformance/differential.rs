@@ -1,1 +1,423 @@
-//! An engine against the model in memory.
+//! An engine against the model in memory: the same calls, drawn at random, must have the same answers and leave the
+//! same rows.
+//!
+//! An engine's test draws [`operations`] with proptest, and gives them to [`compare`] with a subject of its own and a
+//! [`crate::memory::MemoryStore`] that is atomic if the engine is. Calls are made one after another and keep the
+//! port's rules; what calls at once may see is for the cases and the simulator.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{
+    DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, ShardId, TenantId, Term,
+    Timestamp,
+};
+use proptest::prelude::*;
+
+use super::Subject;
+use super::scene::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
+use crate::{Change, Cursor, DueBound, DueRead, Insert, Mark, OwnerWrite, Positions, Store, Written};
+
+const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
+
+/// One call. Numbers are choices, taken modulo what there is to choose from.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    Insert(Vec<New>),
+    Place(Vec<(u8, At)>),
+    Mark(Vec<Name>),
+    Take(u8),
+    Write(Vec<OwnerOperation>),
+    Reopen,
+}
+
+/// A new schedule.
+#[derive(Clone, Debug)]
+pub struct New {
+    name: Name,
+    at: At,
+    payload_len: u16,
+    /// Made again as it was made for this name before, if it was.
+    again: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Name {
+    /// Of which tenant, and which of a few.
+    Chosen(u8, u8),
+    /// An id that is made from a new incarnation; where a name of what exists is needed, one of those.
+    Made(u8),
+}
+
+/// A nominal instant and how much later the position is, in minutes.
+type At = (u8, u8);
+
+#[derive(Clone, Debug)]
+pub struct OwnerOperation {
+    /// Under the term before the last.
+    stale: bool,
+    /// The schedule that it is about.
+    schedule: u8,
+    at: At,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Put(New),
+    Cancel,
+    Run { state: u8, attempt: u8, old_revision: bool, ends: bool },
+    Advance { old_revision: bool },
+    End { old_revision: bool },
+    Defer,
+    Redrive { replay: u8 },
+    Positions { closed: u8, done: u8 },
+}
+
+/// Sequences of up to `count_max` calls.
+pub fn operations(count_max: usize) -> impl Strategy<Value = Vec<Operation>> {
+    let operation = prop_oneof![
+        4 => prop::collection::vec(new(), 1..6).prop_map(Operation::Insert),
+        1 => prop::collection::vec((any::<u8>(), at()), 1..4).prop_map(Operation::Place),
+        1 => prop::collection::vec(name(), 1..3).prop_map(Operation::Mark),
+        1 => any::<u8>().prop_map(Operation::Take),
+        8 => prop::collection::vec(owner_operation(), 1..8).prop_map(Operation::Write),
+        1 => Just(Operation::Reopen),
+    ];
+    prop::collection::vec(operation, 1..count_max)
+}
+
+fn at() -> impl Strategy<Value = At> {
+    (0..8_u8, prop_oneof![3 => Just(0), 1 => 0..8_u8])
+}
+
+fn name() -> impl Strategy<Value = Name> {
+    prop_oneof![
+        (0..2_u8, any::<u8>()).prop_map(|(tenant, id)| Name::Chosen(tenant, id)),
+        any::<u8>().prop_map(Name::Made)
+    ]
+}
+
+fn new() -> impl Strategy<Value = New> {
+    (name(), at(), prop_oneof![0..40_u16, Just(2_000)], prop::bool::weighted(0.2))
+        .prop_map(|(name, at, payload_len, again)| New { name, at, payload_len, again })
+}
+
+fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
+    let old = || prop::bool::weighted(0.2);
+    let kind = prop_oneof![
+        2 => new().prop_map(Kind::Put),
+        1 => Just(Kind::Cancel),
+        4 => (any::<u8>(), 1..6_u8, old(), any::<bool>())
+            .prop_map(|(state, attempt, old_revision, ends)| Kind::Run { state, attempt, old_revision, ends }),
+        2 => old().prop_map(|old_revision| Kind::Advance { old_revision }),
+        1 => old().prop_map(|old_revision| Kind::End { old_revision }),
+        1 => Just(Kind::Defer),
+        2 => (0..2_u8).prop_map(|replay| Kind::Redrive { replay }),
+        1 => (0..12_u8, 0..12_u8).prop_map(|(closed, done)| Kind::Positions { closed, done }),
+    ];
+    (prop::bool::weighted(0.1), any::<u8>(), at(), kind).prop_map(|(stale, schedule, at, kind)| OwnerOperation {
+        stale,
+        schedule,
+        at,
+        kind,
+    })
+}
+
+/// Makes the calls on both, and compares every answer and, after each call, every row.
+///
+/// # Panics
+/// If an answer or a row differs.
+pub async fn compare(subject: &dyn Subject, model: &dyn Store, operations: &[Operation]) {
+    let mut engine = subject.open().await;
+    let mut drive = Drive::default();
+    for (number, operation) in operations.iter().enumerate() {
+        let context = format!("call {number}, {operation:?}");
+        match operation {
+            Operation::Insert(news) => drive.insert(&*engine, model, news, &context).await,
+            Operation::Place(rows) => drive.place(&*engine, model, rows, &context).await,
+            Operation::Mark(names) => drive.mark(&*engine, model, names, &context).await,
+            Operation::Take(choice) => drive.take_of(&*engine, model, *choice).await,
+            Operation::Write(writes) => drive.write(&*engine, model, writes, &context).await,
+            Operation::Reopen => {
+                drive.compare_arrivals(&*engine).await;
+                subject.close(engine).await;
+                engine = subject.open().await;
+            }
+        }
+        drive.compare_rows(&*engine, model, &context).await;
+    }
+    drive.compare_arrivals(&*engine).await;
+    subject.close(engine).await;
+}
+
+/// What both sides have been asked for.
+#[derive(Default)]
+struct Drive {
+    numbers: Numbers,
+    /// In the order of their making: each incarnation that was asked for, its name and poller.
+    known: Vec<(Incarnation, TenantId, ScheduleId, PollerId)>,
+    /// The last insert for each name.
+    last: BTreeMap<(TenantId, ScheduleId), Insert>,
+    /// Engine's and model's terms, the last two.
+    terms: BTreeMap<ShardId, [Option<(Term, Term)>; 2]>,
+    positions: BTreeMap<PollerId, Positions>,
+    /// Rows that the engine must tell as arrivals.
+    arrivals: BTreeSet<(PollerId, DueKey)>,
+}
+
+impl Drive {
+    async fn insert(&mut self, engine: &dyn Store, model: &dyn Store, news: &[New], context: &str) {
+        let inserts: Vec<Insert> = news.iter().map(|new| self.resolve_new(new)).collect();
+        let answers = (engine.insert(inserts.clone()).await, model.insert(inserts.clone()).await);
+        same(&answers.0, &answers.1, context);
+        for (insert, answer) in inserts.iter().zip(answers.1.expect("the model does not fail")) {
+            if let crate::Inserted::Placed(placed) = answer {
+                let row = DueKey { position: placed.position, ..insert.due };
+                self.arrivals.insert((insert.schedule.poller, row));
+            }
+        }
+    }
+
+    async fn place(&mut self, engine: &dyn Store, model: &dyn Store, rows: &[(u8, At)], context: &str) {
+        let mut placed = Vec::new();
+        for (choice, at) in rows {
+            let Some(schedule) = self.schedule(model, *choice).await else { continue };
+            placed.push((schedule.poller, row_of(&schedule, schedule.revision, *at)));
+        }
+        let answers = (engine.place(placed.clone()).await, model.place(placed.clone()).await);
+        same(&answers.0, &answers.1, context);
+        for ((poller, key), placed) in placed.into_iter().zip(answers.1.expect("the model does not fail")) {
+            self.arrivals.insert((poller, DueKey { position: placed.position, ..key }));
+        }
+    }
+
+    async fn mark(&mut self, engine: &dyn Store, model: &dyn Store, names: &[Name], context: &str) {
+        let marks: Vec<Mark> = names
+            .iter()
+            .map(|name| {
+                let (tenant, id) = self.resolve_existing(*name);
+                Mark { tenant, id }
+            })
+            .collect();
+        let engine = engine.mark(marks.clone()).await.expect("the engine takes marks");
+        let model = model.mark(marks).await.expect("the model does not fail");
+        let of = |answers: Vec<crate::Marked>| -> Vec<_> {
+            answers.into_iter().map(|marked| (marked.before, marked.applied)).collect()
+        };
+        same(&of(engine), &of(model), context);
+    }
+
+    async fn take_of(&mut self, engine: &dyn Store, model: &dyn Store, choice: u8) {
+        if let Some((_, _, _, poller)) = pick(&self.known, choice).cloned() {
+            self.take(engine, model, poller.shard()).await;
+        }
+    }
+
+    async fn take(&mut self, engine: &dyn Store, model: &dyn Store, shard: ShardId) {
+        let ours = only(engine.take(vec![shard]).await.expect("the engine mints terms"));
+        let models = only(model.take(vec![shard]).await.expect("the model does not fail"));
+        let [_, last] = self.terms.get(&shard).copied().unwrap_or_default();
+        assert!(last.is_none_or(|(before, _)| ours > before), "a term is above every earlier one: {ours:?}");
+        self.terms.insert(shard, [last, Some((ours, models))]);
+    }
+
+    async fn write(&mut self, engine: &dyn Store, model: &dyn Store, operations: &[OwnerOperation], context: &str) {
+        let (mut ours, mut models) = (Vec::new(), Vec::new());
+        for operation in operations {
+            let Some((poller, change)) = self.resolve_change(model, operation).await else { continue };
+            if !self.terms.contains_key(&poller.shard()) {
+                self.take(engine, model, poller.shard()).await;
+            }
+            let [before, last] = self.terms[&poller.shard()];
+            let stale = before.filter(|_| operation.stale);
+            if let (Change::Positions(to), None) = (&change, stale) {
+                let positions = self.positions.entry(poller).or_default();
+                positions.closed = positions.closed.max(to.closed);
+                positions.done = positions.done.max(to.done);
+            }
+            let (term, models_term) = stale.or(last).expect("the shard was taken");
+            ours.push(OwnerWrite { term, poller, change: change.clone() });
+            models.push(OwnerWrite { term: models_term, poller, change });
+        }
+        let answers: (Result<Vec<Result<Written, _>>, _>, _) = (engine.write(ours).await, model.write(models).await);
+        same(&answers.0, &answers.1, context);
+    }
+
+    async fn resolve_change(&mut self, model: &dyn Store, operation: &OwnerOperation) -> Option<(PollerId, Change)> {
+        if let Kind::Put(new) = &operation.kind {
+            let mut insert = self.resolve_new(new);
+            insert.due.position = self.owned(insert.schedule.poller, insert.due.position);
+            return Some((insert.schedule.poller, Change::Put(insert)));
+        }
+        let schedule = self.schedule(model, operation.schedule).await?;
+        let Schedule { tenant, incarnation, poller, .. } = *schedule;
+        let revision = |old: bool| Revision(schedule.revision.0.saturating_sub(u32::from(old)));
+        let row = |old: bool| {
+            let row = row_of(&schedule, revision(old), operation.at);
+            DueKey { position: self.owned(poller, row.position), ..row }
+        };
+        let change = match operation.kind {
+            Kind::Put(_) => unreachable!("answered above"),
+            Kind::Cancel => Change::Cancel(incarnation),
+            Kind::Run { state, attempt, old_revision, ends } => {
+                let row = row(old_revision);
+                let (run, then) = run_and_retry(tenant, row, state, attempt);
+                Change::Run { run, then, ends }
+            }
+            Kind::Advance { old_revision } => {
+                Change::Advance { incarnation, revision: revision(old_revision), due: row(old_revision) }
+            }
+            Kind::End { old_revision } => Change::End { incarnation, revision: revision(old_revision) },
+            Kind::Defer => Change::Defer(row(false)),
+            Kind::Redrive { replay } => {
+                let row = row(false);
+                let of = Occurrence { replay: u16::from(replay), ..row.occurrence };
+                let again = Occurrence { replay: of.replay + 1, ..of };
+                Change::Redrive { of, due: DueKey { occurrence: again, ..row } }
+            }
+            Kind::Positions { closed, done } => {
+                let (closed, done) = (minute(i64::from(closed.max(done))), minute(i64::from(done)));
+                Change::Positions(Positions { closed, done })
+            }
+        };
+        Some((poller, change))
+    }
+
+    /// `position`, or the first instant at which an owner of `poller` may still write a row.
+    fn owned(&self, poller: PollerId, position: Timestamp) -> Timestamp {
+        let done = self.positions.get(&poller).copied().unwrap_or_default().done;
+        position.max(done + Duration::from_millis(1))
+    }
+
+    fn resolve_new(&mut self, new: &New) -> Insert {
+        let incarnation = self.numbers.incarnation();
+        let (tenant, id) = match new.name {
+            Name::Made(choice) if new.again => self.resolve_existing(Name::Made(choice)),
+            Name::Made(_) => (TENANT, ScheduleId::from_incarnation(incarnation)),
+            Name::Chosen(..) => self.resolve_existing(new.name),
+        };
+        let name = (tenant, id.clone());
+        if let Some(last) = self.last.get(&name).filter(|_| new.again) {
+            return last.clone();
+        }
+        let (nominal, delay) = new.at;
+        let mut insert = insert_of(tenant, incarnation, id, minute(i64::from(nominal)));
+        insert.due.position = minute(i64::from(nominal) + i64::from(delay));
+        let schedule = Arc::make_mut(&mut insert.schedule);
+        schedule.spec.payload = (0..new.payload_len).map(|at| at.to_le_bytes()[0] ^ 0xa5).collect();
+        self.known.push((incarnation, tenant, schedule.id.clone(), schedule.poller));
+        self.last.insert(name, insert.clone());
+        insert
+    }
+
+    fn resolve_existing(&self, name: Name) -> (TenantId, ScheduleId) {
+        match name {
+            Name::Chosen(tenant, choice) => {
+                let tenant = if tenant == 0 { TENANT } else { OTHER_TENANT };
+                (tenant, id(CHOSEN_IDS[usize::from(choice) % CHOSEN_IDS.len()]))
+            }
+            Name::Made(choice) => match pick(&self.known, choice) {
+                Some((_, tenant, id, _)) => (*tenant, id.clone()),
+                None => (TENANT, id("nothing-is-known-yet")),
+            },
+        }
+    }
+
+    async fn schedule(&self, model: &dyn Store, choice: u8) -> Option<Arc<Schedule>> {
+        let (incarnation, ..) = *pick(&self.known, choice)?;
+        only(model.load(vec![incarnation]).await.expect("the model does not fail"))
+    }
+
+    async fn compare_rows(&self, engine: &dyn Store, model: &dyn Store, context: &str) {
+        let names: Vec<_> = self.known.iter().map(|(_, tenant, id, _)| (*tenant, id.clone())).collect();
+        same(&engine.get(names.clone()).await, &model.get(names).await, context);
+        let incarnations: Vec<_> = self.known.iter().map(|(incarnation, ..)| *incarnation).collect();
+        same(&engine.load(incarnations.clone()).await, &model.load(incarnations.clone()).await, context);
+        for incarnation in incarnations {
+            let all = model.runs(incarnation, None, usize::MAX).await;
+            same(&engine.runs(incarnation, None, usize::MAX).await, &all, context);
+            let second = all.expect("the model does not fail").first().map(|run| run.occurrence);
+            same(&engine.runs(incarnation, second, 2).await, &model.runs(incarnation, second, 2).await, context);
+        }
+        for tenant in [TENANT, OTHER_TENANT] {
+            let all = model.dead_letters(tenant, None, usize::MAX).await;
+            same(&engine.dead_letters(tenant, None, usize::MAX).await, &all, context);
+        }
+        let pollers: BTreeSet<PollerId> = self.known.iter().map(|(.., poller)| *poller).collect();
+        for poller in pollers {
+            let positions = model.positions(vec![poller]).await;
+            same(&engine.positions(vec![poller]).await, &positions, context);
+            let done = only(positions.expect("the model does not fail")).done;
+            for (until, limit) in [(Timestamp::MAX, usize::MAX), (minute(6), 3), (minute(3), 100)] {
+                let mut read = DueRead { poller, after: DueBound::Instant(done), until, limit };
+                let page = model.due(vec![read]).await;
+                same(&engine.due(vec![read]).await, &page, context);
+                if let Some(last) = only(page.expect("the model does not fail")).keys.last() {
+                    read.after = DueBound::Key(*last);
+                    same(&engine.due(vec![read]).await, &model.due(vec![read]).await, context);
+                }
+            }
+            let shard: Arc<[ShardId]> = Arc::new([poller.shard()]);
+            let marks =
+                (engine.marks(shard.clone(), Cursor::default()).await, model.marks(shard, Cursor::default()).await);
+            let told = |marks: Result<(Vec<_>, Cursor), _>| marks.map(|(marks, _)| marks);
+            same(&told(marks.0), &told(marks.1), context);
+        }
+    }
+
+    /// The engine may tell more than it must, and forgets what it has told.
+    async fn compare_arrivals(&mut self, engine: &dyn Store) {
+        let shards: BTreeSet<ShardId> = self.known.iter().map(|(.., poller)| poller.shard()).collect();
+        let shards: Arc<[ShardId]> = shards.into_iter().collect();
+        let mut cursor = Cursor::default();
+        loop {
+            let read = engine.arrivals(shards.clone(), cursor, 5).await;
+            let (told, next) = read.expect("the engine is read");
+            for arrival in told {
+                self.arrivals.remove(&(arrival.poller, arrival.key));
+            }
+            if next == cursor {
+                break;
+            }
+            cursor = next;
+        }
+        assert!(self.arrivals.is_empty(), "arrivals that are not told: {:?}", self.arrivals);
+    }
+}
+
+fn row_of(schedule: &Schedule, revision: Revision, (nominal, delay): At) -> DueKey {
+    let nominal = i64::from(nominal);
+    let occurrence = Occurrence { incarnation: schedule.incarnation, nominal: minute(nominal), revision, replay: 0 };
+    let position = minute(nominal + i64::from(delay));
+    DueKey { position, occurrence, attempt: 1, target: schedule.spec.target.key() }
+}
+
+fn run_and_retry(tenant: TenantId, row: DueKey, state: u8, attempt: u8) -> (Run, Option<DueKey>) {
+    let states = [
+        RunState::Succeeded,
+        RunState::Failed,
+        RunState::Failed,
+        RunState::Retrying,
+        RunState::Cancelled,
+        RunState::Missed { last: row.position, count: 3 },
+    ];
+    let state = states[usize::from(state) % states.len()];
+    let occurrence = Occurrence { replay: u16::from(attempt == 5), ..row.occurrence };
+    let mut run = run_of(tenant, occurrence, state);
+    run.attempts[0].number = u16::from(attempt);
+    let retry = DueKey { occurrence, attempt: u16::from(attempt) + 1, ..row };
+    (run, (state == RunState::Retrying).then_some(retry))
+}
+
+fn pick<T>(from: &[T], choice: u8) -> Option<&T> {
+    // The newest first, so that a small choice (to which proptest shrinks) stays near.
+    from.iter().rev().nth(usize::from(choice) % from.len().max(1))
+}
+
+fn same<T: PartialEq + Debug>(engine: &T, model: &T, context: &str) {
+    assert_eq!(engine, model, "the engine (left) and the model differ after {context}");
+}

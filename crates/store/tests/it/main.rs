@@ -1,13 +1,14 @@
-//! The engine in memory keeps the port's promises, in both forms.
+//! The engine in memory keeps the port's promises, in both forms; and the promises' tests can fail.
 
-use std::sync::{Arc, Mutex};
+mod mutants;
+mod support;
 
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use runtime::Runtime;
-use store::Store;
-use store::conformance::{Case, Subject};
+use proptest::prelude::*;
+use store::Store as _;
+use store::conformance::{Case, differential};
 use store::memory::{MemoryOptions, MemoryStore};
+
+use support::{Memory, on_real, weak_and_slow};
 
 mod atomic {
     use super::*;
@@ -15,46 +16,43 @@ mod atomic {
     store::conformance_tests!(run);
 
     fn run(case: Case) {
-        run_on(case, MemoryOptions::default());
+        on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
     }
 }
 
+/// Calls interleave as the seed says: their steps are apart in simulated time.
 mod weak {
     use super::*;
 
     store::conformance_tests!(run);
 
     fn run(case: Case) {
-        run_on(case, MemoryOptions::weak());
-    }
-}
-
-fn run_on(case: Case, options: MemoryOptions) {
-    let machine = tokio::runtime::Builder::new_current_thread().build().expect("tokio starts");
-    machine.block_on(async { case.run(&Memory { options, kept: Mutex::default() }).await });
-}
-
-struct Memory {
-    options: MemoryOptions,
-    kept: Mutex<Option<MemoryStore>>,
-}
-
-impl Subject for Memory {
-    fn open(&self) -> BoxFuture<'_, Arc<dyn Store>> {
-        async {
-            let runtime = Runtime::real();
-            let mut kept = self.kept.lock().expect("no case panics in here");
-            let store = match &*kept {
-                Some(kept) => kept.reopen(runtime),
-                None => MemoryStore::new(runtime, self.options.clone()),
-            };
-            *kept = Some(store.reopen(Runtime::real()));
-            Arc::new(store) as Arc<dyn Store>
+        for seed in 0..8 {
+            let sim = simulator::Simulation::new(seed);
+            sim.run_until(async { case.run(&Memory::new(sim.member("a"), weak_and_slow())).await });
         }
-        .boxed()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_models_agree_atomic(operations in differential::operations(30)) {
+        agree(&operations, &MemoryOptions::default());
     }
 
-    fn close(&self, store: Arc<dyn Store>) -> BoxFuture<'_, ()> {
-        async move { drop(store) }.boxed()
+    #[test]
+    fn two_models_agree_weak(operations in differential::operations(30)) {
+        agree(&operations, &MemoryOptions::weak());
     }
+}
+
+/// Which shows that the operations keep the port's rules (the model panics where they do not), and how to use them.
+fn agree(operations: &[differential::Operation], options: &MemoryOptions) {
+    on_real(async |runtime| {
+        let model = MemoryStore::new(runtime.clone(), options.clone());
+        differential::compare(&Memory::new(runtime, options.clone()), &model, operations).await;
+        assert_eq!(model.health(), store::Health::Ready);
+    });
 }
