@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -63,6 +64,8 @@ pub(crate) struct Member {
     /// Counts the starts; what an earlier one left behind has no effect.
     pub(crate) boot: u64,
     pub(crate) halts: Vec<String>,
+    /// When it was paused or down, in true time.
+    pub(crate) interruptions: Vec<RangeInclusive<Duration>>,
     /// Milliseconds that its wall clock is ahead of true time.
     pub(crate) clock_ahead: i64,
     /// What its monotonic clock showed when the simulation began.
@@ -169,6 +172,7 @@ impl Core {
             state: MemberState::Down,
             boot: 0,
             halts: Vec::new(),
+            interruptions: Vec::new(),
             clock_ahead: 0,
             monotonic_base: Duration::ZERO,
             random,
@@ -184,6 +188,9 @@ impl Core {
         assert!(member.state == MemberState::Down, "{} is up: crash it or kill it first", member.name);
         member.state = MemberState::Up;
         member.boot += 1;
+        if let Some(down) = member.interruptions.last_mut().filter(|last| *last.end() == Duration::MAX) {
+            *down = *down.start()..=self.now;
+        }
         // A machine's monotonic clock means nothing to its next start.
         member.monotonic_base = Duration::from_millis(1_000 + member.random.below(1_000_000_000));
         self.trace.record(self.now, &Event::Boot { member: &member.name });
@@ -197,6 +204,7 @@ impl Core {
             MemberState::PausedUntil(_) | MemberState::Dying(_) | MemberState::Down => return,
         }
         self.members[index].state = MemberState::PausedUntil(until);
+        self.members[index].interruptions.push(self.now..=until);
         self.incident(index, Incident::Pause, &format!("for {duration:?}"));
         self.insert_timer(until, Timer::Resume(index));
     }
@@ -605,6 +613,7 @@ impl Core {
         self.incident(index, incident, &detail);
         let member = &mut self.members[index];
         member.state = MemberState::Down;
+        member.interruptions.push(self.now..=Duration::MAX);
         member.parked.clear();
         let watchers = std::mem::take(&mut member.watchers);
         let losses = match blow {

@@ -37,6 +37,7 @@
 mod disk;
 mod executor;
 mod faults;
+mod ledger;
 mod member;
 mod random;
 mod runner;
@@ -44,6 +45,7 @@ mod simulation;
 mod trace;
 
 pub use faults::{Coverage, Faults, Incident, Incidents};
+pub use ledger::{CallbackId, Expected, Ledger, Verdict, Violation};
 pub use member::EPOCH;
 pub use random::Random;
 pub use runner::{Caught, Failure, Order, Outcome, Suite, SuiteError, assert_caught, run_seed, run_seeds, try_seeds};

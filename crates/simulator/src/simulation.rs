@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
-use std::ops::Deref;
+use std::ops::{Deref, RangeInclusive};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
@@ -156,6 +156,12 @@ impl Handle {
     #[must_use]
     pub fn halts(&self, name: &str) -> Vec<String> {
         self.with(name, |core, index| core.members[index].halts.clone())
+    }
+
+    /// When the member was paused or down, in true time; until [`Duration::MAX`] if it is down now.
+    #[must_use]
+    pub fn interruptions(&self, name: &str) -> Vec<RangeInclusive<Duration>> {
+        self.with(name, |core, index| core.members[index].interruptions.clone())
     }
 
     /// Runs `request` as a task of the member, as if a client had sent it there; `None` if the member went down, or

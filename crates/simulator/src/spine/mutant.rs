@@ -1,0 +1,278 @@
+//! Deliberate bugs, each put between two sound parts, to see that the checkers notice.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use domain::occurrence::Run;
+use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use futures_util::future::BoxFuture;
+use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
+use store::{
+    Answer, Arrival, Change, Cursor, DueBound, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite,
+    Placed, Positions, Store, Tenant, WriteRefusal, Written,
+};
+
+/// A bug that somebody could have written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// The journal's fsync does nothing.
+    AcknowledgesBeforeFsync,
+    /// `done` moves with `closed`, whatever has an outcome.
+    DoneBeforeOutcome,
+    /// After `closed` is durable, nothing is read again.
+    SkipsTheSecondRead,
+    /// A creator looks at `closed` before its row is durable, not after.
+    ReadsClosedBeforeItsRow,
+    /// A due row fires what it was written for, whatever its schedule's revision is now.
+    IgnoresTheRevision,
+}
+
+/// A store with a bug in front of it.
+pub(super) struct Mutated {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) mutant: Mutant,
+    pub(super) memory: Arc<Mutex<Memory>>,
+}
+
+/// What the bug remembers; it outlives a crash, as the bug does.
+#[derive(Default)]
+pub(super) struct Memory {
+    closed_written: BTreeMap<PollerId, Timestamp>,
+    closed_read_early: BTreeMap<PollerId, Timestamp>,
+    first_seen: BTreeMap<Incarnation, Arc<Schedule>>,
+}
+
+impl Mutated {
+    fn memory(&self) -> std::sync::MutexGuard<'_, Memory> {
+        self.memory.lock().expect("no holder of this lock panics")
+    }
+
+    /// A second read ends exactly at a `closed` that was written.
+    fn is_second_read(&self, read: &DueRead) -> bool {
+        self.memory().closed_written.get(&read.poller) == Some(&read.until)
+    }
+}
+
+impl Store for Mutated {
+    fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
+        Box::pin(async move {
+            if self.mutant == Mutant::ReadsClosedBeforeItsRow {
+                let pollers: Vec<PollerId> = inserts.iter().map(|insert| insert.schedule.poller).collect();
+                let closed = self.store.closed(pollers.clone()).await?;
+                self.memory().closed_read_early.extend(pollers.into_iter().zip(closed));
+            }
+            let mut memory = self.memory();
+            for insert in &inserts {
+                memory.first_seen.insert(insert.schedule.incarnation, insert.schedule.clone());
+            }
+            drop(memory);
+            self.store.insert(inserts).await
+        })
+    }
+
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+        if self.mutant != Mutant::ReadsClosedBeforeItsRow {
+            return self.store.closed(pollers);
+        }
+        let early = pollers.iter().map(|poller| self.memory().closed_read_early.get(poller).copied());
+        let early = early.map(Option::unwrap_or_default).collect();
+        Box::pin(async move { Ok(early) })
+    }
+
+    fn place(&self, rows: Vec<(PollerId, domain::DueKey)>) -> Answer<'_, Vec<Placed>> {
+        self.store.place(rows)
+    }
+
+    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>> {
+        self.store.mark(marks)
+    }
+
+    fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        self.store.get(names)
+    }
+
+    fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        Box::pin(async move {
+            let mut schedules = self.store.load(incarnations).await?;
+            if self.mutant == Mutant::IgnoresTheRevision {
+                let memory = self.memory();
+                for schedule in schedules.iter_mut().flatten() {
+                    if let Some(first) = memory.first_seen.get(&schedule.incarnation) {
+                        *schedule = first.clone();
+                    }
+                }
+            }
+            Ok(schedules)
+        })
+    }
+
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
+        self.store.find_runs(occurrences)
+    }
+
+    fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        self.store.runs(incarnation, after, limit)
+    }
+
+    fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        self.store.dead_letters(tenant, after, limit)
+    }
+
+    fn tenants(&self) -> Answer<'_, Vec<Tenant>> {
+        self.store.tenants()
+    }
+
+    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
+        self.store.put_tenant(tenant)
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
+        self.store.take(shards)
+    }
+
+    fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
+        self.store.positions(pollers)
+    }
+
+    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)> {
+        self.store.arrivals(shards, cursor, limit)
+    }
+
+    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        self.store.marks(shards, cursor)
+    }
+
+    fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
+        Box::pin(async move {
+            let mut pages = self.store.due(reads.clone()).await?;
+            if self.mutant == Mutant::SkipsTheSecondRead {
+                for (read, page) in reads.iter().zip(&mut pages) {
+                    if self.is_second_read(read) && matches!(read.after, DueBound::Instant(_)) {
+                        *page = DuePage::default();
+                    }
+                }
+            }
+            Ok(pages)
+        })
+    }
+
+    fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+        for write in &mut writes {
+            if let Change::Positions(positions) = &mut write.change {
+                self.memory().closed_written.insert(write.poller, positions.closed);
+                if self.mutant == Mutant::DoneBeforeOutcome {
+                    positions.done = positions.closed;
+                }
+            }
+        }
+        self.store.write(writes)
+    }
+}
+
+/// A world whose fsync does nothing.
+pub(super) struct Unsynced(Arc<dyn World>);
+
+impl Unsynced {
+    pub(super) fn runtime(runtime: &Runtime) -> Runtime {
+        Runtime::new(Arc::new(Unsynced(runtime.world().clone())))
+    }
+}
+
+impl World for Unsynced {
+    fn now(&self) -> Timestamp {
+        self.0.now()
+    }
+
+    fn monotonic(&self) -> Monotonic {
+        self.0.monotonic()
+    }
+
+    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
+        self.0.sleep_until(at)
+    }
+
+    fn random(&self) -> u64 {
+        self.0.random()
+    }
+
+    fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle {
+        self.0.spawn(name, place, future)
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        Arc::new(UnsyncedDisk(self.0.disk()))
+    }
+
+    fn halt(&self, reason: &str) {
+        self.0.halt(reason);
+    }
+}
+
+struct UnsyncedDisk(Arc<dyn Disk>);
+
+impl Disk for UnsyncedDisk {
+    fn create_dir_all<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.create_dir_all(path)
+    }
+
+    fn open<'a>(&'a self, path: &'a Path, mode: OpenMode) -> BoxFuture<'a, io::Result<Arc<dyn DiskFile>>> {
+        Box::pin(async move {
+            let file = self.0.open(path, mode).await?;
+            Ok(Arc::new(UnsyncedFile(file)) as Arc<dyn DiskFile>)
+        })
+    }
+
+    fn list<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<Vec<String>>> {
+        self.0.list(dir)
+    }
+
+    fn rename<'a>(&'a self, from: &'a Path, to: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.rename(from, to)
+    }
+
+    fn remove<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.remove(path)
+    }
+
+    fn sync_dir<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, io::Result<()>> {
+        self.0.sync_dir(dir)
+    }
+
+    fn free_bytes<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<u64>> {
+        self.0.free_bytes(path)
+    }
+
+    fn lock<'a>(&'a self, path: &'a Path) -> BoxFuture<'a, io::Result<Box<dyn Send + Sync>>> {
+        self.0.lock(path)
+    }
+}
+
+struct UnsyncedFile(Arc<dyn DiskFile>);
+
+impl DiskFile for UnsyncedFile {
+    fn len(&self) -> BoxFuture<'_, io::Result<u64>> {
+        self.0.len()
+    }
+
+    fn read_at<'a>(&'a self, offset: u64, into: &'a mut [u8]) -> BoxFuture<'a, io::Result<()>> {
+        self.0.read_at(offset, into)
+    }
+
+    fn write_at<'a>(&'a self, offset: u64, bytes: &'a [u8]) -> BoxFuture<'a, io::Result<()>> {
+        self.0.write_at(offset, bytes)
+    }
+
+    fn allocate(&self, len: u64) -> BoxFuture<'_, io::Result<()>> {
+        self.0.allocate(len)
+    }
+
+    fn sync_data(&self) -> BoxFuture<'_, io::Result<()>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+}
