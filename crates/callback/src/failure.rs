@@ -17,20 +17,20 @@ pub(crate) enum Failure {
 /// A request that got no answer on its connection.
 pub(crate) struct Refused {
     pub(crate) error: hyper::Error,
-    /// The request itself, if not a byte of it was handed to the connection.
-    pub(crate) unsent: Option<Box<Request<Body>>>,
+    /// Not a byte of it was handed to the connection.
+    pub(crate) is_unsent: bool,
 }
 
 impl From<hyper::client::conn::TrySendError<Request<Body>>> for Refused {
     fn from(mut refused: hyper::client::conn::TrySendError<Request<Body>>) -> Self {
-        let unsent = refused.take_message().map(Box::new);
-        Refused { error: refused.into_error(), unsent }
+        let is_unsent = refused.take_message().is_some();
+        Refused { error: refused.into_error(), is_unsent }
     }
 }
 
 impl From<hyper::Error> for Refused {
     fn from(error: hyper::Error) -> Self {
-        Refused { error, unsent: None }
+        Refused { error, is_unsent: false }
     }
 }
 

@@ -6,7 +6,7 @@
 //! up again, or by the sweep.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -48,17 +48,29 @@ impl Http1 {
 
     /// Sends `request` and reads the answer, of its body at most `body_bytes_max`. Dropped before its end, or ended
     /// by an error or a longer body, it leaves a connection that is not ready.
-    pub(crate) async fn exchange(&mut self, request: Request<Body>, body_bytes_max: usize) -> Result<Answer, Refused> {
-        let mut response = pin!(self.sender.try_send_request(request));
-        let response = poll_fn(|context| {
+    // Not an `async fn`: that would keep room for `request` in every attempt's future, beside hyper's own.
+    pub(crate) fn exchange(
+        &mut self,
+        request: Request<Body>,
+        body_bytes_max: usize,
+    ) -> impl Future<Output = Result<Answer, Refused>> {
+        let response = self.sender.try_send_request(request);
+        async move {
+            let (mut head, body) = self.answered(response).await?.into_parts();
+            self.keep_alive = keep_alive(&head.headers);
+            let answer = Answer::new(head.status, &mut head.headers);
+            drop(head);
+            self.drain(body, body_bytes_max).await?;
+            Ok(answer)
+        }
+    }
+
+    fn answered<T>(&mut self, response: impl Future<Output = T>) -> impl Future<Output = T> {
+        let mut response = Box::pin(response);
+        poll_fn(move |context| {
             self.drive(context);
             response.as_mut().poll(context)
-        });
-        let (mut head, body) = response.await?.into_parts();
-        self.keep_alive = keep_alive(&head.headers);
-        let answer = Answer::new(head.status, &mut head.headers);
-        self.drain(body, body_bytes_max).await?;
-        Ok(answer)
+        })
     }
 
     async fn drain(&mut self, mut body: Incoming, body_bytes_max: usize) -> Result<(), hyper::Error> {

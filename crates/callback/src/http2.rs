@@ -69,7 +69,7 @@ impl Drop for Http2 {
 
 /// As [`crate::http1::Http1::exchange`]: a body that is longer than `body_bytes_max` has its stream reset.
 pub(crate) async fn exchange(
-    sender: &mut Sender,
+    mut sender: Sender,
     request: Request<Body>,
     body_bytes_max: usize,
 ) -> Result<Answer, Refused> {

@@ -19,12 +19,13 @@ mod pool;
 mod sign;
 mod target;
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{AttemptResult, Target};
 use futures_util::future::BoxFuture;
-use http::{Request, header};
+use http::{Request, Version, header};
 use http_body_util::Full;
 use runtime::{Runtime, TaskSet};
 use rustls::pki_types::CertificateDer;
@@ -126,7 +127,7 @@ impl HttpDeliver {
 impl Deliver for HttpDeliver {
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Delivered> {
         let client = self.client.clone();
-        Box::pin(async move { client.attempt(delivery).await })
+        Box::pin(async move { client.attempt(&delivery).await })
     }
 }
 
@@ -141,59 +142,61 @@ struct Client {
 }
 
 impl Client {
-    async fn attempt(&self, delivery: Delivery) -> Delivered {
+    async fn attempt(&self, delivery: &Delivery) -> Delivered {
         let Target::Http(target) = &delivery.schedule.spec.target;
         let prepared = match self.targets.prepare(target, &self.pool) {
             Ok(prepared) => prepared,
             Err(problem) => return failed(AttemptResult::Unreachable(problem.to_string())),
         };
-        let request = self.request(&delivery, &prepared);
-        match self.runtime.timeout(target.timeout, self.exchange(&prepared, request)).await {
+        // Pinned here, because `timeout` would hold it twice: as its argument, and pinned.
+        let exchange = pin!(self.exchange(delivery, &prepared));
+        match self.runtime.timeout(target.timeout, exchange).await {
             Some(Ok(answer)) => self.delivered(&answer),
             Some(Err(Failure::Broken(reason))) => failed(AttemptResult::Unreachable(reason)),
             Some(Err(Failure::TimedOut)) | None => failed(AttemptResult::TimedOut),
         }
     }
 
-    fn request(&self, delivery: &Delivery, prepared: &Prepared) -> Request<Body> {
-        let payload = delivery.schedule.spec.payload.clone();
-        let headers = self.stamper.headers(delivery, prepared);
-        let mut request = Request::new(Full::new(payload));
-        *request.method_mut() = prepared.method.clone();
-        *request.headers_mut() = headers;
-        request
-    }
-
-    /// Sends `request` on a pooled connection, or on a new one, and reads the answer.
-    async fn exchange(&self, prepared: &Prepared, mut request: Request<Body>) -> Result<Answer, Failure> {
+    /// Sends the callback on a pooled connection, or on a new one, and reads the answer.
+    async fn exchange(&self, delivery: &Delivery, prepared: &Prepared) -> Result<Answer, Failure> {
         let authority = &prepared.authority;
         let _slot = authority.slots.acquire().await.expect("the semaphore is never closed");
         loop {
             let (channel, reused) = self.pool.channel(authority).await?;
             let outcome = match channel {
                 Channel::Http1(mut connection) => {
-                    *request.uri_mut() = prepared.path.clone();
-                    request.headers_mut().insert(header::HOST, prepared.host.clone());
+                    let request = self.request(delivery, prepared, Version::HTTP_11);
                     let outcome = connection.exchange(request, self.answer_bytes_max).await;
                     if outcome.is_ok() {
                         self.pool.give_back(authority, connection).await;
                     }
                     outcome
                 }
-                Channel::Http2(mut sender) => {
-                    *request.uri_mut() = prepared.uri.clone();
-                    request.headers_mut().remove(header::HOST);
-                    http2::exchange(&mut sender, request, self.answer_bytes_max).await
+                Channel::Http2(sender) => {
+                    let request = self.request(delivery, prepared, Version::HTTP_2);
+                    Box::pin(http2::exchange(sender, request, self.answer_bytes_max)).await
                 }
             };
             match outcome {
                 Ok(answer) => return Ok(answer),
-                Err(refused) => match refused.unsent {
-                    Some(unsent) if reused => request = *unsent,
-                    _ => return Err(failure::describe(&refused.error)),
-                },
+                Err(refused) if refused.is_unsent && reused => {}
+                Err(refused) => return Err(failure::describe(&refused.error)),
             }
         }
+    }
+
+    fn request(&self, delivery: &Delivery, prepared: &Prepared, version: Version) -> Request<Body> {
+        let mut request = Request::new(Full::new(delivery.schedule.spec.payload.clone()));
+        *request.method_mut() = prepared.method.clone();
+        *request.headers_mut() = self.stamper.headers(delivery, prepared);
+        if version == Version::HTTP_2 {
+            *request.uri_mut() = prepared.uri.clone();
+        } else {
+            *request.uri_mut() = prepared.path.clone();
+            request.headers_mut().insert(header::HOST, prepared.host.clone());
+        }
+        *request.version_mut() = version;
+        request
     }
 
     fn delivered(&self, answer: &Answer) -> Delivered {

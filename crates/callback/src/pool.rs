@@ -123,13 +123,18 @@ impl Pool {
     }
 
     /// A connection that can take a request, and whether it served before.
+    // Connecting is boxed: it is rare, its state is large, and every attempt's future would be as large.
     pub(crate) async fn channel(&self, authority: &Authority) -> Result<(Channel, bool), Failure> {
         if let Some(channel) = self.reuse(authority).await {
             return Ok((channel, true));
         }
         if authority.is_http1.load(Ordering::Relaxed) {
-            return Ok((self.connect(authority).await?, false));
+            return Ok((Box::pin(self.connect(authority)).await?, false));
         }
+        Box::pin(self.connect_in_turn(authority)).await
+    }
+
+    async fn connect_in_turn(&self, authority: &Authority) -> Result<(Channel, bool), Failure> {
         let turn = authority.connect_turn.acquire().await.expect("the semaphore is never closed");
         if let Some(channel) = self.reuse(authority).await {
             return Ok((channel, true));

@@ -1,0 +1,271 @@
+//! What a callback costs over a bare pooled client: the measurement behind docs/decisions/0070.
+//!
+//! `cargo run --release -p callback --example clients [seconds] [in flight] [name]` runs each client in turn against a
+//! receiver in a process of its own, and prints callbacks per second and the client's own CPU time per callback.
+
+#![expect(clippy::print_stdout, reason = "its output is what it is for")]
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use callback::{HttpDeliver, Options};
+use domain::retry::RetryPolicy;
+use domain::{
+    HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId,
+    Term, Timestamp, When,
+};
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use runtime::{Runtime, TaskSet};
+use scheduler::{Deliver, Delivery};
+use store::{Tenant, tenant::SecretBytes};
+use tokio::net::{TcpListener, TcpStream};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = Runtime::real();
+    if arguments.first().is_some_and(|first| first == "receive") {
+        return receive(&runtime).await;
+    }
+    let seconds = arguments.first().map_or(Ok(4), |text| text.parse())?;
+    let in_flight: usize = arguments.get(1).map_or(Ok(128), |text| text.parse())?;
+    let only = arguments.get(2).map_or("", String::as_str);
+    let mut receiver = Command::new(std::env::current_exe()?).arg("receive").stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    let output = receiver.stdout.take().ok_or("the receiver has no output")?;
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)?;
+    let address: SocketAddr = line.trim().parse()?;
+
+    let clients: Vec<(&str, Arc<dyn Caller>)> = vec![
+        ("hyper-util legacy client", Arc::new(Legacy::new(address))),
+        ("hyper, a task per connection", Arc::new(Tasks::new(&runtime, address))),
+        ("callback, signed", Arc::new(Callback::new(&runtime, address)?)),
+    ];
+    for _ in 0..3 {
+        for (name, client) in clients.iter().filter(|(name, _)| name.contains(only)) {
+            measure(&runtime, name, client, in_flight, Duration::from_secs(seconds)).await?;
+        }
+    }
+    receiver.kill()?;
+    receiver.wait()?;
+    Ok(())
+}
+
+trait Caller: Send + Sync {
+    fn call(&self) -> futures_util::future::BoxFuture<'static, ()>;
+}
+
+async fn measure(
+    runtime: &Runtime,
+    name: &str,
+    client: &Arc<dyn Caller>,
+    in_flight: usize,
+    duration: Duration,
+) -> Result<(), Failure> {
+    let made = Arc::new(AtomicU64::new(0));
+    let start = runtime.monotonic();
+    let cpu_before = cpu_ticks()?;
+    let tasks = TaskSet::new(runtime);
+    for _ in 0..in_flight {
+        let (runtime, client, made) = (runtime.clone(), client.clone(), made.clone());
+        tasks.spawn("caller", async move {
+            while runtime.monotonic().since(start) < duration {
+                // A task for each, as the scheduler has.
+                let _end = runtime.spawn("callback", client.call()).end.await;
+                made.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    tasks.join().await;
+    let made = made.load(Ordering::Relaxed);
+    let elapsed = runtime.monotonic().since(start).as_secs_f64();
+    let cpu_us = (cpu_ticks()? - cpu_before) as f64 * 10_000.0 / made as f64;
+    let rate = made as f64 / elapsed;
+    println!("{name:32} {rate:9.0}/s {cpu_us:6.2} us of CPU each");
+    Ok(())
+}
+
+/// User and system time of this process, in hundredths of a second.
+fn cpu_ticks() -> Result<u64, Failure> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap_or("").split(' ').collect();
+    Ok(fields[11].parse::<u64>()? + fields[12].parse::<u64>()?)
+}
+
+async fn receive(runtime: &Runtime) -> Result<(), Failure> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    println!("{}", listener.local_addr()?);
+    loop {
+        let (stream, _) = listener.accept().await?;
+        stream.set_nodelay(true)?;
+        let service = hyper::service::service_fn(|request: Request<hyper::body::Incoming>| async {
+            drop(request.into_body().collect().await);
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::new())))
+        });
+        drop(runtime.spawn("connection", async move {
+            drop(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
+        }));
+    }
+}
+
+fn payload() -> Bytes {
+    Bytes::from(vec![b'x'; 1024])
+}
+
+struct Legacy {
+    client: Client<hyper_util::client::legacy::connect::HttpConnector, Full<Bytes>>,
+    address: SocketAddr,
+    payload: Bytes,
+}
+
+impl Legacy {
+    fn new(address: SocketAddr) -> Self {
+        let mut connector = hyper_util::client::legacy::connect::HttpConnector::new();
+        connector.set_nodelay(true);
+        Legacy { client: Client::builder(TokioExecutor::new()).build(connector), address, payload: payload() }
+    }
+}
+
+impl Caller for Legacy {
+    fn call(&self) -> futures_util::future::BoxFuture<'static, ()> {
+        let uri = format!("http://{}/hook", self.address);
+        let request = Request::post(uri).body(Full::new(self.payload.clone())).expect("a valid request");
+        let answer = self.client.request(request);
+        Box::pin(async move {
+            let answer = answer.await.expect("the receiver answers");
+            answer.into_body().collect().await.expect("the receiver answers in full");
+        })
+    }
+}
+
+type Sender = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
+
+struct Tasks {
+    runtime: Runtime,
+    address: SocketAddr,
+    idle: Arc<std::sync::Mutex<Vec<Sender>>>,
+    payload: Bytes,
+}
+
+impl Tasks {
+    fn new(runtime: &Runtime, address: SocketAddr) -> Self {
+        Tasks { runtime: runtime.clone(), address, idle: Arc::default(), payload: payload() }
+    }
+}
+
+impl Caller for Tasks {
+    fn call(&self) -> futures_util::future::BoxFuture<'static, ()> {
+        let (idle, runtime, address) = (self.idle.clone(), self.runtime.clone(), self.address);
+        let request = Request::post("/hook").header("host", "receiver").body(Full::new(self.payload.clone()));
+        Box::pin(async move {
+            let pooled = idle.lock().expect("not poisoned").pop();
+            let mut sender = match pooled {
+                Some(sender) => sender,
+                None => {
+                    let stream = TcpStream::connect(address).await.expect("the receiver listens");
+                    stream.set_nodelay(true).expect("the stream is open");
+                    let (sender, connection) =
+                        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a stream");
+                    drop(runtime.spawn("connection", async move { drop(connection.await) }));
+                    sender
+                }
+            };
+            let request = request.expect("a valid request");
+            let answer = sender.send_request(request).await.expect("the receiver answers");
+            answer.into_body().collect().await.expect("the receiver answers in full");
+            poll_fn(|context| sender.poll_ready(context)).await.expect("the receiver keeps the connection");
+            idle.lock().expect("not poisoned").push(sender);
+        })
+    }
+}
+
+struct Callback {
+    deliver: HttpDeliver,
+    runtime: Runtime,
+    tenant: Arc<Tenant>,
+    schedule: Arc<Schedule>,
+    made: AtomicU64,
+}
+
+impl Callback {
+    fn new(runtime: &Runtime, address: SocketAddr) -> Result<Self, Failure> {
+        let now = runtime.now();
+        let id = ScheduleId::from_incarnation(Incarnation::new(now, 7));
+        let tenant = Tenant {
+            id: TenantId(1),
+            name: "default".to_owned(),
+            generations: vec![1],
+            signing_secret: SecretBytes(vec![7; 32]),
+            keys: Vec::new(),
+        };
+        let target = HttpTarget {
+            url: format!("http://{address}/hook"),
+            method: "POST".to_owned(),
+            headers: Vec::new(),
+            timeout: Duration::from_secs(10),
+        };
+        let retry =
+            RetryPolicy { attempts_max: 1, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(1) };
+        let schedule = Schedule {
+            tenant: tenant.id,
+            poller: PollerId::of(tenant.id, 0, 1, &id),
+            id,
+            incarnation: Incarnation::new(now, 7),
+            revision: Revision(0),
+            status: Status::Active,
+            created_at: now,
+            updated_at: now,
+            next: Some(now),
+            spec: Spec {
+                when: When::At(now),
+                target: Target::Http(target),
+                payload: payload(),
+                labels: BTreeMap::new(),
+                retry,
+            },
+        };
+        Ok(Callback {
+            deliver: HttpDeliver::new(runtime, Options::default())?,
+            runtime: runtime.clone(),
+            tenant: Arc::new(tenant),
+            schedule: Arc::new(schedule),
+            made: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Caller for Callback {
+    fn call(&self) -> futures_util::future::BoxFuture<'static, ()> {
+        let started_at = self.runtime.now();
+        let number = i64::try_from(self.made.fetch_add(1, Ordering::Relaxed)).unwrap_or(0);
+        let delivered = self.deliver.deliver(Delivery {
+            tenant: self.tenant.clone(),
+            schedule: self.schedule.clone(),
+            occurrence: Occurrence {
+                incarnation: self.schedule.incarnation,
+                nominal: Timestamp::from_millis(started_at.as_millis() - number % 1000),
+                revision: Revision(0),
+                replay: 0,
+            },
+            attempt: 1,
+            term: Term(1),
+            started_at,
+        });
+        Box::pin(async move {
+            let delivered = delivered.await;
+            assert!(delivered.result.is_success(), "{delivered:?}");
+        })
+    }
+}
