@@ -19,7 +19,10 @@ use crate::shared::Shared;
 const FULL_RETRY: Duration = Duration::from_secs(1);
 
 const SEGMENT_PREFIX: &str = "segment-";
+/// Was a segment, so that its length and its blocks are durable.
 const SPARE_PREFIX: &str = "spare-";
+/// Is being made; of no use if nobody remembers that all its syncs went well.
+const FRESH_PREFIX: &str = "fresh-";
 const SUFFIX: &str = ".journal";
 
 pub(crate) async fn run(shared: &Shared) {
@@ -60,6 +63,14 @@ pub(crate) fn spare_number(name: &str) -> Option<u64> {
     numbered(name, SPARE_PREFIX)
 }
 
+pub(crate) fn fresh_number(name: &str) -> Option<u64> {
+    numbered(name, FRESH_PREFIX)
+}
+
+pub(crate) fn fresh_path(dir: &Path, number: u64) -> PathBuf {
+    dir.join(format!("{FRESH_PREFIX}{number:020}{SUFFIX}"))
+}
+
 fn numbered(name: &str, prefix: &str) -> Option<u64> {
     let digits = name.strip_prefix(prefix)?.strip_suffix(SUFFIX)?;
     if digits.len() != 20 { None } else { digits.parse().ok() }
@@ -74,7 +85,7 @@ async fn take_back(shared: &Shared) -> io::Result<()> {
         let (segment, spare) = {
             let mut book = shared.book();
             let Some(segment) = book.let_go() else { return Ok(()) };
-            (segment, spare_path(&shared.dir, book.name_spare()))
+            (segment, spare_path(&shared.dir, book.name_file()))
         };
         let recycle = segment.length == shared.options.segment_bytes
             && shared.book().spares.len() < shared.options.spare_segments_max;
@@ -97,7 +108,7 @@ pub(crate) fn spare_path(dir: &Path, number: u64) -> PathBuf {
 async fn prepare_next(shared: &Shared) -> io::Result<()> {
     let (number, synced_below, spare, fresh) = {
         let mut book = shared.book();
-        let fresh = spare_path(&shared.dir, book.name_spare());
+        let fresh = fresh_path(&shared.dir, book.name_file());
         (book.number_last() + 1, book.next, book.spares.pop(), fresh)
     };
     let header = SegmentHeader {

@@ -141,21 +141,20 @@ impl<T: Send + 'static> Journal<T> {
         options.check()?;
         let disk = runtime.disk();
         disk.create_dir_all(dir).await.map_err(io_error("create", dir))?;
-        if let Some(parent) = dir.parent() {
-            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-            disk.sync_dir(parent).await.map_err(io_error("sync", parent))?;
-        }
         let lock = lock(&*disk, dir).await?;
         let listing = recover::list(&*disk, dir).await?;
         let recovered = match listing.segments.as_slice() {
-            [] => create(runtime, dir, &options, listing.spares_named).await?,
+            [] => create(runtime, dir, &options, listing.files_named).await?,
             numbers => recover::recover(&*disk, dir, numbers).await?,
         };
-        let spares_named = listing.spares_named + 1;
+        let files_named = listing.files_named + 1;
         let spares = usable_spares(&*disk, listing.spares, &options).await?;
+        for path in listing.fresh {
+            disk.remove(&path).await.map_err(io_error("remove", &path))?;
+        }
 
         let Recovered { journal_id, held, ready, next, marked } = recovered;
-        let book = Book::new(held, ready, spares, spares_named, next);
+        let book = Book::new(held, ready, spares, files_named, next);
         let first = book.first();
         let (shared, [writer_alive, keeper_alive]) = Shared::new(runtime, dir.to_owned(), options, journal_id, book);
         let queue = Arc::new(Queue::new(&shared.options));
@@ -296,11 +295,12 @@ async fn lock(disk: &dyn Disk, dir: &Path) -> Result<Box<dyn Send + Sync>, OpenE
     })
 }
 
-async fn create(runtime: &Runtime, dir: &Path, options: &Options, spares_named: u64) -> Result<Recovered, OpenError> {
+async fn create(runtime: &Runtime, dir: &Path, options: &Options, files_named: u64) -> Result<Recovered, OpenError> {
+    sync_ancestors(&*runtime.disk(), dir).await?;
     let journal_id = runtime.random_u128();
     let header =
         SegmentHeader { journal_id, number: 1, salt: runtime.random(), synced_below: 1, length: options.segment_bytes };
-    let fresh = keeper::spare_path(dir, spares_named + 1);
+    let fresh = keeper::fresh_path(dir, files_named + 1);
     let segment = keeper::prepare(&*runtime.disk(), dir, &header, None, &fresh).await.map_err(|error| {
         if keeper::is_full(&error) {
             OpenError::Full { segment_bytes: options.segment_bytes }
@@ -312,7 +312,20 @@ async fn create(runtime: &Runtime, dir: &Path, options: &Options, spares_named: 
     Ok(Recovered { journal_id, held, ready: VecDeque::new(), next: 1, marked: true })
 }
 
-/// Those of the length in use, which a crash cannot have left half-made; the others are removed.
+/// Makes the folder's own name durable, and those of the folders above that were made with it.
+async fn sync_ancestors(disk: &dyn Disk, dir: &Path) -> Result<(), OpenError> {
+    for ancestor in dir.ancestors().skip(1) {
+        let ancestor = if ancestor.as_os_str().is_empty() { Path::new(".") } else { ancestor };
+        match disk.sync_dir(ancestor).await {
+            // What this user may not open, this user has not made.
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => break,
+            synced => synced.map_err(io_error("sync", ancestor))?,
+        }
+    }
+    Ok(())
+}
+
+/// Those of the length in use; the others are removed.
 async fn usable_spares(disk: &dyn Disk, spares: Vec<PathBuf>, options: &Options) -> Result<Vec<PathBuf>, OpenError> {
     let mut usable = Vec::new();
     for path in spares {

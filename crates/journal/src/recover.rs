@@ -17,17 +17,20 @@ use std::sync::Arc;
 use runtime::{Disk, OpenMode};
 
 use crate::format::{BLOCK, HEADER_BYTES, RecordBuffer, RecordHeader, SegmentHeader, SegmentHeaderError, to_usize};
-use crate::keeper::{segment_number, segment_path, spare_number};
+use crate::keeper::{fresh_number, segment_number, segment_path, spare_number};
 use crate::segment::Segment;
 use crate::shared::Held;
 use crate::{Damage, OpenError};
 
-/// Names in a journal's folder.
+/// What is in a journal's folder.
 pub(crate) struct Listing {
+    /// Ascending.
     pub(crate) segments: Vec<u64>,
     pub(crate) spares: Vec<PathBuf>,
-    /// At least the highest number in a spare's name.
-    pub(crate) spares_named: u64,
+    /// Files that nobody finished making.
+    pub(crate) fresh: Vec<PathBuf>,
+    /// At least the highest number in the name of a spare or fresh file.
+    pub(crate) files_named: u64,
 }
 
 pub(crate) struct Recovered {
@@ -41,11 +44,20 @@ pub(crate) struct Recovered {
 
 pub(crate) async fn list(disk: &dyn Disk, dir: &Path) -> Result<Listing, OpenError> {
     let names = disk.list(dir).await.map_err(io_error("list", dir))?;
-    let mut segments: Vec<u64> = names.iter().filter_map(|name| segment_number(name)).collect();
-    segments.sort_unstable();
-    let spares = names.iter().filter(|name| spare_number(name).is_some()).map(|name| dir.join(name)).collect();
-    let spares_named = names.iter().filter_map(|name| spare_number(name)).max().unwrap_or(0);
-    Ok(Listing { segments, spares, spares_named })
+    let mut listing = Listing { segments: Vec::new(), spares: Vec::new(), fresh: Vec::new(), files_named: 0 };
+    for name in &names {
+        if let Some(number) = segment_number(name) {
+            listing.segments.push(number);
+        } else if let Some(number) = spare_number(name) {
+            listing.files_named = listing.files_named.max(number);
+            listing.spares.push(dir.join(name));
+        } else if let Some(number) = fresh_number(name) {
+            listing.files_named = listing.files_named.max(number);
+            listing.fresh.push(dir.join(name));
+        }
+    }
+    listing.segments.sort_unstable();
+    Ok(listing)
 }
 
 /// `numbers` must be ascending, and not empty.

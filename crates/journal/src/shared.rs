@@ -82,7 +82,7 @@ pub(crate) struct Book {
     pub(crate) ready: VecDeque<Arc<Segment>>,
     /// Files to make segments of.
     pub(crate) spares: Vec<PathBuf>,
-    spares_named: u64,
+    files_named: u64,
     /// The index after the last durable entry.
     pub(crate) next: u64,
     /// Entries below this are not needed any more.
@@ -102,7 +102,7 @@ impl Book {
         held: VecDeque<Held>,
         ready: VecDeque<Arc<Segment>>,
         spares: Vec<PathBuf>,
-        spares_named: u64,
+        files_named: u64,
         next: u64,
     ) -> Self {
         assert!(!held.is_empty(), "there is always a segment to write to");
@@ -110,7 +110,7 @@ impl Book {
             held,
             ready,
             spares,
-            spares_named,
+            files_named,
             next,
             released: 0,
             pins: BTreeMap::new(),
@@ -132,10 +132,10 @@ impl Book {
         self.ready.back().unwrap_or(&held.segment).number
     }
 
-    /// A number that no spare's name has had.
-    pub(crate) fn name_spare(&mut self) -> u64 {
-        self.spares_named += 1;
-        self.spares_named
+    /// A number that no spare or fresh file's name has had.
+    pub(crate) fn name_file(&mut self) -> u64 {
+        self.files_named += 1;
+        self.files_named
     }
 
     /// Begins the first segment that is ready; `false` if none is.

@@ -1,0 +1,122 @@
+use std::cell::Cell;
+use std::path::Path;
+use std::time::Duration;
+
+use journal::{Journal, Options};
+use runtime::{Runtime, TaskSet};
+use simulator::{Faults, Incident, Simulation, run_seeds};
+
+use crate::support::{DIR, Record, Ticket, end, small};
+
+/// Appends, waits, idles, releases: every state that a journal can be in is passed.
+async fn work(runtime: &Runtime, record: &Record, journal: &Journal<Ticket>, rounds: usize) {
+    for round in 0..rounds {
+        let count = 1 + usize::try_from(runtime.random() % 6).unwrap();
+        let sizes = (0..count).map(|_| if runtime.random().is_multiple_of(4) { 9000 } else { 300 });
+        let answers = record.append(journal, sizes.collect::<Vec<_>>()).await;
+        if runtime.random().is_multiple_of(3) {
+            continue;
+        }
+        for answer in answers {
+            let index = answer.await.expect("an open journal answers");
+            if round % 5 == 4 {
+                record.release(journal, index.saturating_sub(3));
+            }
+        }
+        if round % 7 == 0 {
+            runtime.sleep(Duration::from_millis(25)).await;
+        }
+    }
+}
+
+async fn start(runtime: Runtime, record: Record, options: Options, rounds: usize) {
+    let tasks = TaskSet::new(&runtime);
+    let journal = record.open(&runtime, &tasks, Path::new(DIR), options).await.expect("a crash damages nothing");
+    work(&runtime, &record, &journal, rounds).await;
+    end(&journal, tasks).await;
+}
+
+#[test]
+fn a_cut_of_power_in_any_disk_operation_loses_nothing_that_was_durable() {
+    // Through two starts: the second one's recovery is cut as well.
+    let operations = Cell::new(1);
+    let scenario = |sim: &Simulation| {
+        let record = Record::default();
+        sim.run_until(async {
+            let a = sim.member("a");
+            let number = sim.seed() % 400 + 1;
+            sim.volume("a").crash_at_operation(number);
+            let mut done = sim.call("a", start(a, record.clone(), small(), 25)).await;
+            operations.set(operations.get().max(sim.volume("a").operations()));
+            for again in 0..6 {
+                let a = if done.is_none() { sim.restart("a") } else { sim.member("a") };
+                if again < 2 && done.is_none() {
+                    sim.volume("a").crash_at_operation(sim.draw(|random| 1 + random.below(80)));
+                }
+                done = sim.call("a", start(a, record.clone(), small(), 10)).await;
+            }
+            assert!(done.is_some() && sim.halts("a").is_empty());
+        });
+    };
+    let coverage = run_seeds("journal-power", 0..400, scenario);
+    coverage.assert_happened(&[Incident::Crash, Incident::TornWrite, Incident::LostWrite, Incident::LostName]);
+    assert!(operations.get() > 200, "{} operations", operations.get());
+}
+
+#[test]
+fn a_kill_at_any_time_loses_nothing_even_if_the_power_goes_next() {
+    let coverage = run_seeds("journal-kill", 0..300, |sim| {
+        let record = Record::default();
+        sim.run_until(async {
+            let mut a = sim.member("a");
+            for _ in 0..4 {
+                let worked = sim.call("a", start(a, record.clone(), small(), 1000));
+                let wait = Duration::from_micros(sim.draw(|random| random.below(60_000)));
+                let outcome = sim.outside().timeout(wait, worked).await;
+                assert!(outcome.is_none(), "it works until it is killed");
+                if sim.draw(simulator::Random::coin) {
+                    sim.kill("a")
+                } else {
+                    sim.crash("a")
+                }
+                a = sim.restart("a");
+            }
+            sim.call("a", start(a, record.clone(), small(), 5)).await.unwrap();
+        });
+        assert_eq!(sim.halts("a"), Vec::<String>::new());
+    });
+    coverage.assert_happened(&[Incident::Crash, Incident::Kill, Incident::TornWrite, Incident::LostName]);
+}
+
+#[test]
+fn after_a_failed_sync_or_write_the_process_ends_and_nothing_that_was_told_is_lost() {
+    let coverage = run_seeds("journal-sync", 0..300, |sim| {
+        let record = Record::default();
+        sim.run_until(async {
+            let mut a = sim.member("a");
+            for _ in 0..4 {
+                sim.set_faults(Faults { sync_fail: 0.02, write_fail: 0.005, sync_slow: 0.01, ..Faults::default() });
+                let opened = a.clone();
+                let record_there = record.clone();
+                // An error while opening is told; later it ends the process.
+                let worked = async move {
+                    let tasks = TaskSet::new(&opened);
+                    let Ok(journal) = record_there.open(&opened, &tasks, Path::new(DIR), small()).await else { return };
+                    work(&opened, &record_there, &journal, 60).await;
+                    end(&journal, tasks).await;
+                };
+                let worked = sim.call("a", worked).await;
+                sim.set_faults(Faults::default());
+                a = match worked {
+                    Some(()) => sim.member("a"),
+                    None => sim.restart("a"),
+                };
+            }
+            sim.call("a", start(a, record.clone(), small(), 5)).await.unwrap();
+        });
+        for reason in sim.halts("a") {
+            assert!(reason.starts_with("the journal cannot"), "{reason}");
+        }
+    });
+    coverage.assert_happened(&[Incident::Halt, Incident::FailedSync, Incident::FailedWrite, Incident::SlowSync]);
+}

@@ -1,0 +1,148 @@
+//! A consumer that remembers what it was told, and the check that a journal kept it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use bytes::Bytes;
+use journal::{Commit, Journal, OpenError, Opened, Options};
+use runtime::{Runtime, TaskSet};
+use tokio::sync::{mpsc, oneshot};
+
+/// Small enough that a few entries fill a segment.
+pub(crate) fn small() -> Options {
+    Options {
+        segment_bytes: 9 * 4096,
+        entry_bytes_max: 12_000,
+        batch_bytes_max: 3 * 4096,
+        queue_bytes_max: 40_000,
+        queue_entries_max: 20,
+        commits_max: 2,
+        spare_segments_max: 1,
+    }
+}
+
+pub(crate) const DIR: &str = "/data/journal";
+
+pub(crate) fn segment_path(number: u64) -> PathBuf {
+    Path::new(DIR).join(format!("segment-{number:020}.journal"))
+}
+
+pub(crate) type Ticket = oneshot::Sender<u64>;
+
+/// What was asked of a journal and what it answered, over all its starts.
+#[derive(Clone, Default)]
+pub(crate) struct Record(Arc<Mutex<State>>);
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// Entry `i` has index `i + 1`, if it got to be one.
+    pub(crate) appended: Vec<Bytes>,
+    /// How many of them were told durable.
+    pub(crate) durable: usize,
+    pub(crate) released_below: u64,
+}
+
+impl Record {
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// An entry that no other is equal to.
+    pub(crate) fn entry(&self, bytes: usize) -> Bytes {
+        let number = self.state().appended.len() as u64;
+        let mut entry: Vec<u8> = number.to_le_bytes().iter().copied().cycle().take(bytes.max(8)).collect();
+        // What a payload may look like at its worst.
+        if entry.len() > 12 {
+            entry[8..12].copy_from_slice(b"RVRC");
+        }
+        entry.into()
+    }
+
+    /// Entries of these sizes, one by one; a ticket for each. Stops at the first that is refused.
+    pub(crate) async fn append(
+        &self,
+        journal: &Journal<Ticket>,
+        sizes: impl IntoIterator<Item = usize>,
+    ) -> Vec<oneshot::Receiver<u64>> {
+        let mut answers = Vec::new();
+        for bytes in sizes {
+            let entry = self.entry(bytes);
+            let (ticket, answer) = oneshot::channel();
+            self.state().appended.push(entry.clone());
+            if journal.append(entry, ticket).await.is_err() {
+                self.state().appended.pop();
+                break;
+            }
+            answers.push(answer);
+        }
+        answers
+    }
+
+    /// Receives until the journal ends, and answers tickets with their entry's index.
+    pub(crate) async fn consume(self, mut commits: mpsc::Receiver<Commit<Ticket>>) {
+        while let Some(Commit { first_index, entries }) = commits.recv().await {
+            assert!(!entries.is_empty(), "a commit has entries");
+            for (index, (entry, ticket)) in (first_index..).zip(entries) {
+                let mut state = self.state();
+                assert_eq!(index, state.durable as u64 + 1, "indexes follow each other");
+                assert_eq!(
+                    entry, state.appended[state.durable],
+                    "entries come in the order that they were appended in"
+                );
+                state.durable += 1;
+                drop(state);
+                let _unheard = ticket.send(index);
+            }
+        }
+    }
+
+    /// Opens the journal and checks that it has what it told durable, and nothing that was not appended.
+    pub(crate) async fn open(
+        &self,
+        runtime: &Runtime,
+        tasks: &TaskSet,
+        dir: &Path,
+        options: Options,
+    ) -> Result<Journal<Ticket>, OpenError> {
+        let Opened { journal, commits, first, next } = Journal::open(runtime, tasks, dir, options).await?;
+        let found = read_all(&journal, first).await;
+        let mut state = self.state();
+        assert_eq!(found.len() as u64, next - first, "all that is announced can be read");
+        assert!(next > state.durable as u64, "{} entries were durable, and {} are there", state.durable, next - 1);
+        assert!(next - 1 <= state.appended.len() as u64, "there are more entries than were ever appended");
+        assert!(first <= state.released_below.max(1), "entries from {first} on only, which were not released");
+        for (index, entry) in (first..).zip(&found) {
+            assert_eq!(*entry, state.appended[usize::try_from(index).unwrap() - 1], "entry {index}");
+        }
+        state.appended.truncate(usize::try_from(next).unwrap() - 1);
+        state.durable = state.appended.len();
+        drop(state);
+        tasks.spawn("consumer", self.clone().consume(commits));
+        Ok(journal)
+    }
+
+    pub(crate) fn release(&self, journal: &Journal<Ticket>, below: u64) {
+        let mut state = self.state();
+        state.released_below = state.released_below.max(below);
+        drop(state);
+        journal.release(below);
+    }
+}
+
+pub(crate) async fn read_all<T>(journal: &Journal<T>, from: u64) -> Vec<Bytes> {
+    let mut reader = journal.reader(from);
+    let mut entries = Vec::new();
+    while let Some((index, entry)) = reader.next().await.expect("what is held can be read") {
+        assert_eq!(index, from + entries.len() as u64, "a reader leaves nothing out");
+        entries.push(entry);
+    }
+    entries
+}
+
+/// Closes, and waits for every task.
+pub(crate) async fn end(journal: &Journal<Ticket>, tasks: TaskSet) {
+    journal.close().await;
+    for (task, end) in tasks.join().await {
+        assert_eq!(end, runtime::TaskEnd::Finished, "{task}");
+    }
+}
