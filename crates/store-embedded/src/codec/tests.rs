@@ -1,1 +1,462 @@
+use std::collections::BTreeMap;
 
+use bytes::Bytes;
+use domain::occurrence::Run;
+use domain::recurrence::Cron;
+use domain::retry::RetryPolicy;
+use domain::{
+    Attempt, AttemptResult, HttpTarget, RunState, Schedule, ScheduleId, ShardId, Spec, Status, Target, Term, When,
+};
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use store::tenant::SecretBytes;
+use store::{ApiKey, Change, Insert, Mark, OwnerWrite, Positions, Role, Tenant};
+
+use super::entry::{Builder, ChangeItem, InsertItem, Kind, Reader, WriteItem};
+use super::row::{Changed, Head};
+use super::*;
+use crate::read::hex;
+
+fn timestamp() -> impl Strategy<Value = Timestamp> {
+    prop_oneof![Just(Timestamp::MIN), Just(Timestamp::MAX), any::<i64>().prop_map(Timestamp::from_millis)]
+}
+
+fn poller() -> impl Strategy<Value = PollerId> {
+    (any::<u32>(), any::<u16>(), any::<u16>()).prop_map(|(tenant, generation, number)| PollerId {
+        tenant: TenantId(tenant),
+        generation,
+        number,
+    })
+}
+
+fn occurrence() -> impl Strategy<Value = Occurrence> {
+    (any::<u128>(), timestamp(), any::<u32>(), any::<u16>()).prop_map(|(incarnation, nominal, revision, replay)| {
+        Occurrence { incarnation: Incarnation(incarnation), nominal, revision: Revision(revision), replay }
+    })
+}
+
+fn due() -> impl Strategy<Value = DueKey> {
+    (timestamp(), occurrence(), any::<u16>(), any::<u32>()).prop_map(|(position, occurrence, attempt, target)| DueKey {
+        position,
+        occurrence,
+        attempt,
+        target: TargetKey(target),
+    })
+}
+
+fn duration() -> impl Strategy<Value = Duration> {
+    (any::<u64>(), 0..1_000_000_000u32).prop_map(|(seconds, nanos)| Duration::new(seconds, nanos))
+}
+
+fn when() -> impl Strategy<Value = When> {
+    prop_oneof![
+        timestamp().prop_map(When::At),
+        (".{0,20}", ".{0,20}").prop_map(|(expression, zone)| When::Cron(Cron::from_stored(expression, zone))),
+        duration().prop_map(When::Every),
+    ]
+}
+
+fn target() -> impl Strategy<Value = Target> {
+    (".{0,40}", "[A-Z]{1,7}", vec((".{0,9}", ".{0,9}"), 0..4), duration())
+        .prop_map(|(url, method, headers, timeout)| Target::Http(HttpTarget { url, method, headers, timeout }))
+}
+
+fn spec() -> impl Strategy<Value = Spec> {
+    let retry = (any::<u16>(), duration(), duration()).prop_map(|(attempts_max, backoff, backoff_max)| RetryPolicy {
+        attempts_max,
+        backoff,
+        backoff_max,
+    });
+    (when(), target(), vec(any::<u8>(), 0..50), btree_map(".{0,9}", ".{0,9}", 0..4), retry).prop_map(
+        |(when, target, payload, labels, retry)| Spec { when, target, payload: Bytes::from(payload), labels, retry },
+    )
+}
+
+fn status() -> impl Strategy<Value = Status> {
+    prop_oneof![Just(Status::Active), Just(Status::Ended), Just(Status::Cancelled)]
+}
+
+fn schedule() -> impl Strategy<Value = Schedule> {
+    let head = (any::<u32>(), "[A-Za-z0-9_-]{1,128}", any::<u128>(), poller());
+    let state = (any::<u32>(), status(), timestamp(), timestamp(), option::of(timestamp()));
+    (head, state, spec()).prop_map(|((tenant, id, incarnation, poller), state, spec)| {
+        let (revision, status, created_at, updated_at, next) = state;
+        Schedule {
+            tenant: TenantId(tenant),
+            id: ScheduleId::new(&id).unwrap(),
+            incarnation: Incarnation(incarnation),
+            poller,
+            revision: Revision(revision),
+            status,
+            created_at,
+            updated_at,
+            next,
+            spec,
+        }
+    })
+}
+
+fn a_run_of_any_kind() -> impl Strategy<Value = Run> {
+    let state = prop_oneof![
+        Just(RunState::Retrying),
+        Just(RunState::Succeeded),
+        Just(RunState::Failed),
+        Just(RunState::Cancelled),
+        (timestamp(), any::<u64>()).prop_map(|(last, count)| RunState::Missed { last, count }),
+    ];
+    let result = prop_oneof![
+        any::<u16>().prop_map(AttemptResult::Answered),
+        ".{0,30}".prop_map(AttemptResult::Unreachable),
+        Just(AttemptResult::TimedOut),
+        Just(AttemptResult::Panicked),
+    ];
+    let attempt = (any::<u16>(), timestamp(), duration(), result)
+        .prop_map(|(number, started_at, duration, result)| Attempt { number, started_at, duration, result });
+    (any::<u32>(), occurrence(), state, vec(attempt, 0..4)).prop_map(|(tenant, occurrence, state, attempts)| Run {
+        tenant: TenantId(tenant),
+        occurrence,
+        state,
+        attempts,
+    })
+}
+
+fn any_tenant() -> impl Strategy<Value = Tenant> {
+    let key =
+        (".{1,20}", any::<[u8; 32]>()).prop_map(|(id, secret_sha256)| ApiKey { id, secret_sha256, role: Role::Admin });
+    (any::<u32>(), ".{1,20}", vec(any::<u16>(), 1..4), vec(any::<u8>(), 24..64), vec(key, 0..3)).prop_map(
+        |(id, name, generations, secret, keys)| Tenant {
+            id: TenantId(id),
+            name,
+            generations,
+            signing_secret: SecretBytes(secret),
+            keys,
+        },
+    )
+}
+
+fn insert() -> impl Strategy<Value = Insert> {
+    (schedule(), due()).prop_map(|(schedule, due)| Insert { schedule: schedule.into(), due })
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        insert().prop_map(Change::Put),
+        any::<u128>().prop_map(|incarnation| Change::Cancel(Incarnation(incarnation))),
+        (a_run_of_any_kind(), option::of(due()), any::<bool>()).prop_map(|(run, then, ends)| Change::Run {
+            run,
+            then,
+            ends
+        }),
+        (any::<u128>(), any::<u32>(), due()).prop_map(|(incarnation, revision, due)| Change::Advance {
+            incarnation: Incarnation(incarnation),
+            revision: Revision(revision),
+            due
+        }),
+        (any::<u128>(), any::<u32>()).prop_map(|(incarnation, revision)| Change::End {
+            incarnation: Incarnation(incarnation),
+            revision: Revision(revision)
+        }),
+        due().prop_map(Change::Defer),
+        (occurrence(), due()).prop_map(|(of, due)| Change::Redrive { of, due }),
+        (timestamp(), timestamp()).prop_map(|(closed, done)| Change::Positions(Positions { closed, done })),
+    ]
+}
+
+fn encoded(put: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut out = Vec::new();
+    put(&mut out);
+    out
+}
+
+fn one_entry(kind: Kind, build: impl FnOnce(&mut Builder)) -> Vec<u8> {
+    let mut builder = Builder::new(kind, usize::MAX);
+    build(&mut builder);
+    let mut entries = builder.finish();
+    assert_eq!(entries.len(), 1);
+    entries.remove(0)
+}
+
+fn same_insert(item: &InsertItem<'_>, insert: &Insert) -> bool {
+    item.due == insert.due
+        && item.head == Head::of(&insert.schedule)
+        && item.id == insert.schedule.id.as_str()
+        && row::take(&Bytes::copy_from_slice(item.row)).as_ref() == Ok(&*insert.schedule)
+}
+
+fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
+    match (item, change) {
+        (ChangeItem::Put(item), Change::Put(insert)) => same_insert(item, insert),
+        (ChangeItem::Cancel(item), Change::Cancel(incarnation)) => item == incarnation,
+        (ChangeItem::Run { run: item, then: item_then, ends: item_ends }, Change::Run { run, then, ends }) => {
+            (item_then, item_ends) == (then, ends)
+                && (item.tenant, item.occurrence, item.state) == (run.tenant, run.occurrence, run.state)
+                && run::take(item.value).as_ref() == Ok(run)
+        }
+        (
+            ChangeItem::Advance { incarnation: a, revision: b, due: c },
+            Change::Advance { incarnation, revision, due },
+        ) => (a, b, c) == (incarnation, revision, due),
+        (ChangeItem::End { incarnation: a, revision: b }, Change::End { incarnation, revision }) => {
+            (a, b) == (incarnation, revision)
+        }
+        (ChangeItem::Defer(item), Change::Defer(due)) => item == due,
+        (ChangeItem::Redrive { of: a, due: b }, Change::Redrive { of, due }) => (a, b) == (of, due),
+        (ChangeItem::Positions(item), Change::Positions(positions)) => item == positions,
+        _ => false,
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_schedule_comes_back_as_it_was_stored(schedule in schedule()) {
+        let row = encoded(|out| row::put(out, &schedule));
+        prop_assert_eq!(row::take(&Bytes::from(row)), Ok(schedule));
+    }
+
+    #[test]
+    fn a_patched_row_has_the_new_head_and_the_old_rest(old in schedule(), new in schedule()) {
+        let row = encoded(|out| row::put(out, &old));
+        let patched = row::take(&Bytes::from(row::patch(&row, &Head::of(&new))));
+        prop_assert_eq!(patched, Ok(Schedule { id: old.id, spec: old.spec, ..new }));
+    }
+
+    #[test]
+    fn a_changed_state_comes_back_as_it_was_stored(schedule in schedule(), row in any::<u128>()) {
+        let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(row) };
+        prop_assert_eq!(Changed::decode(&changed.encode()), Ok(changed));
+    }
+
+    #[test]
+    fn a_run_comes_back_as_it_was_stored(run in a_run_of_any_kind()) {
+        let value = encoded(|out| run::put(out, &run));
+        prop_assert_eq!(run::summary(&value), Ok((run.tenant, run.occurrence, run.state)));
+        prop_assert_eq!(run::take(&value), Ok(run));
+    }
+
+    #[test]
+    fn a_tenant_comes_back_as_it_was_stored(tenant in any_tenant()) {
+        prop_assert_eq!(tenant::take(&encoded(|out| tenant::put(out, &tenant))), Ok(tenant));
+    }
+
+    #[test]
+    fn an_entry_of_writes_comes_back_item_by_item(
+        writes in vec((any::<u64>(), poller(), change()), 1..8)
+    ) {
+        let writes: Vec<_> = writes
+            .into_iter()
+            .map(|(term, poller, change)| OwnerWrite { term: Term(term), poller, change })
+            .collect();
+        let entry = one_entry(Kind::Write, |builder| writes.iter().for_each(|write| builder.write(write)));
+        let mut reader = Reader::new(&entry).unwrap();
+        prop_assert_eq!((reader.kind, reader.count as usize), (Kind::Write, writes.len()));
+        for write in &writes {
+            let WriteItem { term, poller, change } = reader.write().unwrap();
+            prop_assert_eq!((term, poller), (write.term, write.poller));
+            prop_assert!(same_change(&change, &write.change), "{:?} is not {:?}", change, write.change);
+        }
+        prop_assert_eq!(reader.end(), Ok(()));
+    }
+
+    #[test]
+    fn a_batch_is_cut_into_entries_that_hold_all_of_it_in_order(
+        inserts in vec(insert(), 1..20), entry_len_max in 1..2000usize
+    ) {
+        let mut builder = Builder::new(Kind::Insert, entry_len_max);
+        inserts.iter().for_each(|insert| builder.insert(insert));
+        let mut left = inserts.iter();
+        for entry in builder.finish() {
+            let mut reader = Reader::new(&entry).unwrap();
+            for _ in 0..reader.count {
+                prop_assert!(same_insert(&reader.insert().unwrap(), left.next().unwrap()));
+            }
+            prop_assert_eq!(reader.end(), Ok(()));
+        }
+        prop_assert!(left.next().is_none());
+    }
+
+    #[test]
+    fn marks_places_and_takes_come_back(
+        id in "[A-Za-z0-9_-]{1,128}", tenant in any::<u32>(), poller in poller(), due in due(), shard in any::<u16>()
+    ) {
+        let mark = Mark { tenant: TenantId(tenant), id: ScheduleId::new(&id).unwrap() };
+        let entry = one_entry(Kind::Mark, |builder| builder.mark(&mark));
+        prop_assert_eq!(Reader::new(&entry).unwrap().mark(), Ok(mark));
+        let entry = one_entry(Kind::Place, |builder| builder.place(poller, &due));
+        prop_assert_eq!(Reader::new(&entry).unwrap().place(), Ok((poller, due)));
+        let entry = one_entry(Kind::Take, |builder| builder.take(ShardId(shard)));
+        prop_assert_eq!(Reader::new(&entry).unwrap().take(), Ok(ShardId(shard)));
+    }
+
+    #[test]
+    fn cut_or_strange_bytes_are_refused_and_never_panic(
+        write in (any::<u64>(), poller(), change()), cut in any::<prop::sample::Index>(), noise in vec(any::<u8>(), 0..80)
+    ) {
+        let (term, poller, change) = write;
+        let write = OwnerWrite { term: Term(term), poller, change };
+        let entry = one_entry(Kind::Write, |builder| builder.write(&write));
+        let cut = cut.index(entry.len());
+        let read = Reader::new(&entry[..cut]).and_then(|mut reader| reader.write().map(|_| ()));
+        prop_assert!(read.is_err());
+        let strange = Bytes::from(noise);
+        let _any = (row::take(&strange), run::take(&strange), tenant::take(&strange));
+        let _any = (Changed::decode(&strange), Reader::new(&strange).and_then(|mut reader| reader.write().map(|_| ())));
+    }
+
+    #[test]
+    fn keys_sort_as_the_port_lists(
+        a in (poller(), due(), occurrence()), b in (poller(), due(), occurrence()), tenant in any::<u32>()
+    ) {
+        prop_assert_eq!((a.0, a.1).cmp(&(b.0, b.1)), key::due(a.0, &a.1).cmp(&key::due(b.0, &b.1)));
+        prop_assert_eq!(a.1.cmp(&b.1), key::due(a.0, &a.1).cmp(&key::due(a.0, &b.1)));
+        prop_assert_eq!(a.2.cmp(&b.2), key::run(&a.2).cmp(&key::run(&b.2)));
+        let tenant = TenantId(tenant);
+        prop_assert_eq!(a.2.cmp(&b.2), key::dead_letter(tenant, &a.2).cmp(&key::dead_letter(tenant, &b.2)));
+        prop_assert_eq!(key::parse_due(&key::due(a.0, &a.1)), Ok((a.0, a.1)));
+        prop_assert_eq!(key::parse_dead_letter(&key::dead_letter(tenant, &a.2)), Ok((tenant, a.2)));
+        prop_assert_eq!(key::parse_positions(&key::positions(a.0)), Ok(a.0));
+    }
+
+    #[test]
+    fn bounds_hold_exactly_what_they_are_for(of in poller(), due in due(), at in timestamp(), run in occurrence()) {
+        let key = key::due(of, &due);
+        prop_assert_eq!(key.as_slice() >= key::due_after(of, at).as_slice(), due.position > at);
+        prop_assert!(key.as_slice() < key::due_end(of).as_slice());
+        let (from, to) = key::run_bounds(run.incarnation);
+        prop_assert!(from.as_slice() <= &key::run(&run)[..] && &key::run(&run)[..] < to.as_slice());
+        let (from, to) = key::dead_letter_bounds(of.tenant);
+        let dead = key::dead_letter(of.tenant, &run);
+        prop_assert!(from.as_slice() <= &dead[..] && &dead[..] < to.as_slice());
+    }
+}
+
+fn an_occurrence() -> Occurrence {
+    Occurrence {
+        incarnation: Incarnation(0x0190_a1b2_c3d4_0000_1111_2222_3333_4444),
+        nominal: Timestamp::from_millis(1_800_000_000_123),
+        revision: Revision(5),
+        replay: 1,
+    }
+}
+
+fn a_due_key() -> DueKey {
+    DueKey {
+        position: Timestamp::from_millis(1_800_000_000_456),
+        occurrence: an_occurrence(),
+        attempt: 2,
+        target: TargetKey(0xdead_beef),
+    }
+}
+
+fn a_schedule() -> Schedule {
+    Schedule {
+        tenant: TenantId(7),
+        id: ScheduleId::new("order-17").unwrap(),
+        incarnation: an_occurrence().incarnation,
+        poller: PollerId { tenant: TenantId(7), generation: 1, number: 2 },
+        revision: Revision(5),
+        status: Status::Active,
+        created_at: Timestamp::from_millis(1_700_000_000_000),
+        updated_at: Timestamp::from_millis(1_700_000_000_001),
+        next: Some(an_occurrence().nominal),
+        spec: Spec {
+            when: When::Every(Duration::from_millis(1500)),
+            target: Target::Http(HttpTarget {
+                url: "https://example.org/hook".to_owned(),
+                method: "POST".to_owned(),
+                headers: vec![("x-a".to_owned(), "b".to_owned())],
+                timeout: Duration::from_secs(10),
+            }),
+            payload: Bytes::from_static(b"{\"n\":1}"),
+            labels: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
+            retry: RetryPolicy {
+                attempts_max: 3,
+                backoff: Duration::from_secs(1),
+                backoff_max: Duration::from_secs(60),
+            },
+        },
+    }
+}
+
+fn a_run() -> Run {
+    let attempt = |number, result| Attempt {
+        number,
+        started_at: Timestamp::from_millis(1_800_000_000_456),
+        duration: Duration::from_millis(12),
+        result,
+    };
+    Run {
+        tenant: TenantId(7),
+        occurrence: an_occurrence(),
+        state: RunState::Missed { last: Timestamp::from_millis(1_800_000_009_000), count: 3 },
+        attempts: vec![
+            attempt(1, AttemptResult::Answered(503)),
+            attempt(2, AttemptResult::Unreachable("refused".to_owned())),
+            attempt(3, AttemptResult::TimedOut),
+            attempt(4, AttemptResult::Panicked),
+        ],
+    }
+}
+
+/// Every form that is on disk, one a line. The file never changes: a new form gets a new version and a new file.
+#[test]
+fn stored_bytes_are_what_they_have_always_been() {
+    let schedule = a_schedule();
+    let changed = Changed { state: Head::of(&schedule).state, row: Incarnation(9) };
+    let tenant = Tenant {
+        id: TenantId(7),
+        name: "acme".to_owned(),
+        generations: vec![4, 8],
+        signing_secret: SecretBytes(vec![1; 24]),
+        keys: vec![ApiKey { id: "k1".to_owned(), secret_sha256: [2; 32], role: Role::Admin }],
+    };
+    let insert = Insert { schedule: schedule.clone().into(), due: a_due_key() };
+    let poller = schedule.poller;
+    let write = |change| OwnerWrite { term: Term(77), poller, change };
+    let incarnation = schedule.incarnation;
+    let revision = schedule.revision;
+    let writes = [
+        write(Change::Put(insert.clone())),
+        write(Change::Cancel(incarnation)),
+        write(Change::Run { run: a_run(), then: Some(a_due_key()), ends: true }),
+        write(Change::Advance { incarnation, revision, due: a_due_key() }),
+        write(Change::End { incarnation, revision }),
+        write(Change::Defer(a_due_key())),
+        write(Change::Redrive { of: an_occurrence(), due: a_due_key() }),
+        write(Change::Positions(Positions { closed: Timestamp::from_millis(9), done: Timestamp::from_millis(8) })),
+    ];
+    let mark = Mark { tenant: TenantId(7), id: schedule.id.clone() };
+    let checkpoint = crate::checkpoint::Checkpoint {
+        index: crate::IndexKind::Lsm,
+        epoch: 1_800_000_000,
+        journal_id: Some(3),
+        base: 4,
+        synced: 5,
+    };
+    let lines = [
+        ("schedule", encoded(|out| row::put(out, &schedule))),
+        ("changed", changed.encode()),
+        ("run", encoded(|out| run::put(out, &a_run()))),
+        ("tenant", encoded(|out| tenant::put(out, &tenant))),
+        ("entry insert", one_entry(Kind::Insert, |builder| builder.insert(&insert))),
+        ("entry place", one_entry(Kind::Place, |builder| builder.place(poller, &a_due_key()))),
+        ("entry mark", one_entry(Kind::Mark, |builder| builder.mark(&mark))),
+        ("entry tenant", one_entry(Kind::PutTenant, |builder| builder.tenant(&tenant))),
+        ("entry take", one_entry(Kind::Take, |builder| builder.take(ShardId(5)))),
+        ("entry write", one_entry(Kind::Write, |builder| writes.iter().for_each(|write| builder.write(write)))),
+        ("checkpoint", crate::file::envelope(&checkpoint.encode())),
+        ("key row", key::row(incarnation).to_vec()),
+        ("key due", key::due(poller, &a_due_key()).to_vec()),
+        ("key id", key::id(TenantId(7), schedule.id.as_str())),
+        ("key state", key::state(incarnation).to_vec()),
+        ("key run", key::run(&an_occurrence()).to_vec()),
+        ("key dead letter", key::dead_letter(TenantId(7), &an_occurrence()).to_vec()),
+        ("key positions", key::positions(poller).to_vec()),
+        ("key term", key::term(ShardId(5)).to_vec()),
+        ("key tenant", key::tenant(TenantId(7)).to_vec()),
+    ];
+    let found: String = lines.iter().map(|(name, bytes)| format!("{name}: {}\n", hex(bytes))).collect();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/stored-v1.txt");
+    let known = std::fs::read_to_string(path).unwrap_or_default();
+    assert_eq!(found, known, "if this is a new form, give it a new version and write {path} anew");
+}
