@@ -1,5 +1,6 @@
 //! The engine in memory keeps the port's promises, in both forms; and the promises' tests can fail.
 
+mod memory;
 mod mutants;
 mod support;
 

@@ -1,1 +1,298 @@
-//! Deliberate bugs.
+//! Deliberate bugs in an engine, each of which the suite must see.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use domain::occurrence::Run;
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use futures_util::FutureExt as _;
+use simulator::Simulation;
+use store::conformance::Case;
+use store::memory::MemoryStore;
+use store::{
+    Answer, Arrival, Cursor, DueBound, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed,
+    Positions, Store, Tenant, WriteRefusal, Written,
+};
+
+use crate::support::{Memory, weak_and_slow};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Bug {
+    ArrivalCursorSkips,
+    ClosedIsReadBeforeTheRow,
+    ClosedIsNotLookedAt,
+    CursorForgetsMarks,
+    DeadLettersOfAnyTenant,
+    DueAfterKeyLosesItsInstant,
+    DueNextStopsAtUntil,
+    DueUntilIsExcluded,
+    FinalOutcomeIsAnsweredDone,
+    InsertsBackwards,
+    LoadsOutOfOrder,
+    MadeIdIsTakenFromItsText,
+    MarkIsClaimedApplied,
+    NothingIsKept,
+    OldTermPasses,
+    OneRefusalRefusesAll,
+    PayloadIsMadeText,
+    PositionsOfAnotherPoller,
+    RunsAfterIsIncluded,
+    TenantIsIgnored,
+    TermsStay,
+    WritesBackwards,
+}
+
+const CAUGHT_BY: &[(Bug, &str)] = &[
+    (Bug::ArrivalCursorSkips, "no_arrival_is_lost_under_a_moving_cursor"),
+    (Bug::ClosedIsReadBeforeTheRow, "a_creator_or_the_owner_sees_the_other"),
+    (Bug::ClosedIsNotLookedAt, "a_creator_behind_closed_is_moved_or_can_see_it"),
+    (Bug::CursorForgetsMarks, "marks_are_kept_until_their_cursor_is_presented"),
+    (Bug::DeadLettersOfAnyTenant, "dead_letters_are_read_in_pages"),
+    (Bug::DueAfterKeyLosesItsInstant, "an_instant_with_many_rows_is_read_in_pages"),
+    (Bug::DueNextStopsAtUntil, "a_due_page_says_where_the_next_row_is"),
+    (Bug::DueUntilIsExcluded, "due_rows_come_in_key_order_between_their_bounds"),
+    (Bug::FinalOutcomeIsAnsweredDone, "an_occurrence_has_one_final_outcome"),
+    (Bug::InsertsBackwards, "of_two_inserts_of_one_id_in_a_batch_the_first_wins"),
+    (Bug::LoadsOutOfOrder, "a_batch_of_ten_thousand_is_answered_in_order"),
+    (Bug::MadeIdIsTakenFromItsText, "a_chosen_id_in_the_form_of_a_made_one_is_only_a_name"),
+    (Bug::MarkIsClaimedApplied, "a_mark_is_applied_or_told_to_the_owner"),
+    (Bug::NothingIsKept, "everything_is_there_after_a_reopen"),
+    (Bug::OldTermPasses, "an_older_term_is_refused_for_every_change"),
+    (Bug::OneRefusalRefusesAll, "a_refused_item_leaves_the_others_alone"),
+    (Bug::PayloadIsMadeText, "every_field_and_every_byte_of_a_schedule_is_kept"),
+    (Bug::PositionsOfAnotherPoller, "positions_never_go_back"),
+    (Bug::RunsAfterIsIncluded, "runs_are_read_in_pages"),
+    (Bug::TenantIsIgnored, "tenants_are_apart"),
+    (Bug::TermsStay, "terms_rise"),
+    (Bug::WritesBackwards, "items_of_a_batch_take_effect_in_order"),
+];
+
+#[test]
+fn each_deliberate_bug_is_caught_by_its_case() {
+    let missed: Vec<_> =
+        CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
+    assert!(missed.is_empty(), "no seed catches {missed:?}");
+}
+
+/// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
+fn catches(bug: Bug, case: &str, seed: u64) -> bool {
+    let sim = Simulation::new(seed);
+    let run = async {
+        let runtime = sim.member("a");
+        let subject = Memory::new(runtime.clone(), weak_and_slow()).broken(move |store| {
+            let nothing = MemoryStore::new(runtime.clone(), weak_and_slow());
+            Arc::new(Broken { bug, store: if bug == Bug::NothingIsKept { nothing } else { store } })
+        });
+        AssertUnwindSafe(Case::named(case).run(&subject)).catch_unwind().await.is_err()
+    };
+    sim.run_until(run)
+}
+
+/// An engine with one bug, made of one without.
+struct Broken {
+    bug: Bug,
+    store: MemoryStore,
+}
+
+impl Broken {
+    fn has(&self, bug: Bug) -> bool {
+        self.bug == bug
+    }
+
+    async fn insert_without_looking(&self, inserts: Vec<Insert>, closed: Option<Vec<Timestamp>>) -> Vec<Inserted> {
+        let mut inserts = inserts;
+        for (insert, closed) in inserts.iter_mut().zip(closed.into_iter().flatten()) {
+            insert.due.position = insert.due.position.max(closed + std::time::Duration::from_millis(1));
+        }
+        let mut answers = self.store.insert(inserts).await.expect("the model does not fail");
+        for answer in &mut answers {
+            if let Inserted::Placed(Placed { settled, .. }) = answer {
+                *settled = true;
+            }
+        }
+        answers
+    }
+}
+
+impl Store for Broken {
+    fn insert(&self, mut inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
+        Box::pin(async move {
+            match self.bug {
+                Bug::ClosedIsNotLookedAt => return Ok(self.insert_without_looking(inserts, None).await),
+                Bug::ClosedIsReadBeforeTheRow => {
+                    let pollers = inserts.iter().map(|insert| insert.schedule.poller).collect();
+                    let closed = self.store.closed(pollers).await?;
+                    return Ok(self.insert_without_looking(inserts, Some(closed)).await);
+                }
+                Bug::PayloadIsMadeText => {
+                    for insert in &mut inserts {
+                        let schedule = Arc::make_mut(&mut insert.schedule);
+                        let text = String::from_utf8_lossy(&schedule.spec.payload).into_owned();
+                        schedule.spec.payload = text.into();
+                    }
+                }
+                Bug::InsertsBackwards => {
+                    inserts.reverse();
+                    let mut answers = self.store.insert(inserts).await?;
+                    answers.reverse();
+                    return Ok(answers);
+                }
+                _ => {}
+            }
+            self.store.insert(inserts).await
+        })
+    }
+
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+        self.store.closed(pollers)
+    }
+
+    fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {
+        self.store.place(rows)
+    }
+
+    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>> {
+        Box::pin(async move {
+            let mut answers = self.store.mark(marks).await?;
+            for answer in &mut answers {
+                answer.applied |= self.has(Bug::MarkIsClaimedApplied);
+            }
+            Ok(answers)
+        })
+    }
+
+    fn get(&self, mut names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        if self.has(Bug::MadeIdIsTakenFromItsText)
+            && let [(_, id)] = &*names
+            && let Some(incarnation) = id.to_incarnation()
+        {
+            return self.store.load(vec![incarnation]);
+        }
+        if self.has(Bug::TenantIsIgnored) {
+            names.iter_mut().for_each(|(tenant, _)| *tenant = TenantId(1));
+        }
+        self.store.get(names)
+    }
+
+    fn load(&self, mut incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        if self.has(Bug::LoadsOutOfOrder) {
+            incarnations.sort();
+        }
+        self.store.load(incarnations)
+    }
+
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
+        self.store.find_runs(occurrences)
+    }
+
+    fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        let from = |of: Occurrence| Occurrence { nominal: of.nominal - std::time::Duration::from_millis(1), ..of };
+        let after = if self.has(Bug::RunsAfterIsIncluded) { after.map(from) } else { after };
+        self.store.runs(incarnation, after, limit)
+    }
+
+    fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        Box::pin(async move {
+            let mut dead = self.store.dead_letters(tenant, after, limit).await?;
+            if self.has(Bug::DeadLettersOfAnyTenant) {
+                dead.extend(self.store.dead_letters(TenantId(tenant.0 + 1), after, limit).await?);
+            }
+            Ok(dead)
+        })
+    }
+
+    fn tenants(&self) -> Answer<'_, Vec<Tenant>> {
+        self.store.tenants()
+    }
+
+    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
+        self.store.put_tenant(tenant)
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
+        Box::pin(async move {
+            let mut terms = self.store.take(shards).await?;
+            if self.has(Bug::TermsStay) {
+                terms.fill(Term(1));
+            }
+            Ok(terms)
+        })
+    }
+
+    fn positions(&self, mut pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
+        if self.has(Bug::PositionsOfAnotherPoller) {
+            pollers.iter_mut().for_each(|poller| poller.number = 0);
+        }
+        self.store.positions(pollers)
+    }
+
+    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)> {
+        Box::pin(async move {
+            let (mut told, next) = self.store.arrivals(shards, cursor, limit).await?;
+            if self.has(Bug::ArrivalCursorSkips) && told.len() == limit {
+                told.pop();
+            }
+            Ok((told, next))
+        })
+    }
+
+    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        Box::pin(async move {
+            let (told, next) = self.store.marks(shards.clone(), cursor).await?;
+            if self.has(Bug::CursorForgetsMarks) {
+                self.store.marks(shards, next).await?;
+            }
+            Ok((told, next))
+        })
+    }
+
+    fn due(&self, mut reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
+        for read in &mut reads {
+            if self.has(Bug::DueUntilIsExcluded) {
+                read.until = read.until - std::time::Duration::from_millis(1);
+            }
+            if self.has(Bug::DueAfterKeyLosesItsInstant)
+                && let DueBound::Key(key) = read.after
+            {
+                read.after = DueBound::Instant(key.position);
+            }
+        }
+        Box::pin(async move {
+            let mut pages = self.store.due(reads.clone()).await?;
+            if self.has(Bug::DueNextStopsAtUntil) {
+                for (page, read) in pages.iter_mut().zip(reads) {
+                    page.next = page.next.filter(|next| *next <= read.until);
+                }
+            }
+            Ok(pages)
+        })
+    }
+
+    fn write(&self, mut writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+        Box::pin(async move {
+            if self.has(Bug::WritesBackwards) {
+                writes.reverse();
+            }
+            if self.has(Bug::OldTermPasses) {
+                // No other takes the shards meanwhile: as good as not looking at the term.
+                let shards = writes.iter().map(|write| write.poller.shard()).collect();
+                let terms = self.store.take(shards).await?;
+                let newest = terms.into_iter().max();
+                writes.iter_mut().for_each(|write| write.term = newest.unwrap_or(write.term));
+            }
+            let mut answers = self.store.write(writes).await?;
+            let refused = answers.iter().find_map(|answer| answer.clone().err());
+            match (self.bug, refused) {
+                (Bug::OneRefusalRefusesAll, Some(refusal)) => answers.fill(Err(refusal)),
+                (Bug::FinalOutcomeIsAnsweredDone, Some(WriteRefusal::Resolved)) => answers.fill(Ok(Written::Done)),
+                (Bug::WritesBackwards, _) => answers.reverse(),
+                _ => {}
+            }
+            Ok(answers)
+        })
+    }
+}

@@ -1,28 +1,37 @@
-//! The engine in memory as a subject of the suite.
+//! The engine in memory as a subject of the suite, and schedules to put into it.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use domain::retry::RetryPolicy;
+use domain::{
+    DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target,
+    TenantId, Timestamp, When,
+};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
-use store::Store;
 use store::conformance::Subject;
 use store::memory::{MemoryOptions, MemoryStore};
+use store::{DueBound, DueRead, Insert, Store};
 
 /// A place whose data outlives each opening.
 pub(crate) struct Memory {
     runtime: Runtime,
     data: MemoryStore,
-    /// What is wrong with every store that is opened here.
-    pub(crate) break_it: fn(MemoryStore) -> Arc<dyn Store>,
+    wrap: Box<dyn Fn(MemoryStore) -> Arc<dyn Store> + Send + Sync>,
     open: Mutex<bool>,
 }
 
 impl Memory {
     pub(crate) fn new(runtime: Runtime, options: MemoryOptions) -> Self {
         let data = MemoryStore::new(runtime.clone(), options);
-        Memory { runtime, data, break_it: |store| Arc::new(store), open: Mutex::new(false) }
+        Memory { runtime, data, wrap: Box::new(|store| Arc::new(store)), open: Mutex::new(false) }
+    }
+
+    /// Breaks every store that is opened here.
+    pub(crate) fn broken(self, wrap: impl Fn(MemoryStore) -> Arc<dyn Store> + Send + Sync + 'static) -> Self {
+        Memory { wrap: Box::new(wrap), ..self }
     }
 }
 
@@ -31,7 +40,7 @@ impl Subject for Memory {
         async {
             let already = std::mem::replace(&mut *self.open.lock().expect("nothing panics in here"), true);
             assert!(!already, "a place is opened once at a time");
-            (self.break_it)(self.data.reopen(self.runtime.clone()))
+            (self.wrap)(self.data.reopen(self.runtime.clone()))
         }
         .boxed()
     }
@@ -52,4 +61,54 @@ pub(crate) fn weak_and_slow() -> MemoryOptions {
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_current_thread().build().expect("tokio starts");
     tokio.block_on(async { test(Runtime::real()).await })
+}
+
+pub(crate) const TENANT: TenantId = TenantId(1);
+pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 0 };
+
+pub(crate) fn minute(number: i64) -> Timestamp {
+    Timestamp::from_millis(2_000_000_000_000 + number * 60_000)
+}
+
+/// A one-shot of [`POLLER`] at `minute(1)`.
+pub(crate) fn insert(number: u128, name: Option<&str>) -> Insert {
+    let incarnation = Incarnation::new(minute(0), number);
+    let id =
+        name.map_or_else(|| ScheduleId::from_incarnation(incarnation), |name| ScheduleId::new(name).expect("valid"));
+    let http = HttpTarget {
+        url: "http://localhost/".to_owned(),
+        method: "POST".to_owned(),
+        headers: Vec::new(),
+        timeout: Duration::from_secs(1),
+    };
+    let at = minute(1);
+    let target = Target::Http(http);
+    let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
+    let due = DueKey { position: at, occurrence, attempt: 1, target: target.key() };
+    let retry = RetryPolicy { attempts_max: 1, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(1) };
+    let spec = Spec { when: When::At(at), target, payload: Default::default(), labels: Default::default(), retry };
+    let schedule = Schedule {
+        tenant: TENANT,
+        id,
+        incarnation,
+        poller: POLLER,
+        revision: Revision(0),
+        status: Status::Active,
+        created_at: minute(0),
+        updated_at: minute(0),
+        next: Some(at),
+        spec,
+    };
+    Insert { schedule: Arc::new(schedule), due }
+}
+
+pub(crate) async fn has_schedule(store: &dyn Store, insert: &Insert) -> bool {
+    let loaded = store.load(vec![insert.schedule.incarnation]).await.expect("the store is read");
+    loaded[0].is_some()
+}
+
+pub(crate) async fn has_row(store: &dyn Store, insert: &Insert) -> bool {
+    let after = DueBound::Instant(Timestamp::MIN);
+    let read = DueRead { poller: insert.schedule.poller, after, until: Timestamp::MAX, limit: usize::MAX };
+    store.due(vec![read]).await.expect("the store is read")[0].keys.contains(&insert.due)
 }

@@ -1,0 +1,231 @@
+//! What is particular to the engine in memory: how weak the weak form is, its failures, and its strictness.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use domain::{DueKey, ScheduleId, Term};
+use futures_util::FutureExt as _;
+use futures_util::future::{join, poll_immediate};
+use simulator::Simulation;
+use store::memory::{MemoryOptions, MemoryStore};
+use store::{Change, Cursor, Health, Insert, Inserted, Mark, OwnerWrite, Positions, Store, StoreError};
+
+use crate::support::{POLLER, TENANT, has_row, has_schedule, insert, minute, on_real, weak_and_slow};
+
+#[test]
+fn on_the_weak_engine_a_row_can_be_seen_before_its_schedule_but_not_after() {
+    let mut rows_alone = 0;
+    for seed in 0..40 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let store = MemoryStore::new(sim.member("a"), weak_and_slow());
+            let insert = insert(1, None);
+            let watch = async {
+                while !has_schedule(&store, &insert).await {
+                    // The row is looked at first; if the schedule is still missing afterwards, the row was alone.
+                    rows_alone += u32::from(has_row(&store, &insert).await && !has_schedule(&store, &insert).await);
+                }
+                assert!(has_row(&store, &insert).await, "a schedule is never there without its row");
+            };
+            let (inserted, ()) = join(store.insert(vec![insert.clone()]), watch).await;
+            assert!(inserted.is_ok());
+        });
+    }
+    assert!(rows_alone > 0, "the weak engine's steps are never seen apart: it is not weak");
+}
+
+#[test]
+fn on_the_atomic_engine_row_and_schedule_appear_together() {
+    for seed in 0..40 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let store = MemoryStore::new(sim.member("a"), MemoryOptions { atomic: true, ..weak_and_slow() });
+            let insert = insert(1, None);
+            let watch = async {
+                while !has_schedule(&store, &insert).await {
+                    assert!(!has_row(&store, &insert).await || has_schedule(&store, &insert).await);
+                }
+            };
+            let (inserted, ()) = join(store.insert(vec![insert.clone()]), watch).await;
+            assert!(inserted.is_ok());
+        });
+    }
+}
+
+#[test]
+fn a_call_that_is_dropped_half_way_leaves_its_first_steps() {
+    let mut left = Vec::new();
+    for (polls, seed) in (0..8).flat_map(|polls| (0..8).map(move |seed| (polls, seed))) {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let store = MemoryStore::new(sim.member("a"), MemoryOptions::weak());
+            let insert = insert(1, Some("invoice-7"));
+            let mut call = store.insert(vec![insert.clone()]);
+            for _ in 0..polls {
+                if poll_immediate(&mut call).await.is_some() {
+                    return; // It was answered: there is nothing to drop.
+                }
+            }
+            drop(call);
+            left.push((has_row(&store, &insert).await, has_schedule(&store, &insert).await));
+            let again = store.insert(vec![insert.clone()]).await.expect("the name is free again, or given to it");
+            assert!(matches!(again[..], [Inserted::Placed(_)] | [Inserted::Exists(_)]));
+            assert!(has_row(&store, &insert).await && has_schedule(&store, &insert).await);
+        });
+    }
+    left.sort_unstable();
+    left.dedup();
+    assert_eq!(left, [(false, false), (true, false), (true, true)], "(row, schedule)");
+}
+
+#[test]
+fn calls_fail_before_between_and_after_their_steps() {
+    let mut left = Vec::new();
+    for seed in 0..60 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let flaky = MemoryStore::new(sim.member("a"), MemoryOptions { fail_one_in: Some(2), ..weak_and_slow() });
+            let insert = insert(1, None);
+            if flaky.insert(vec![insert.clone()]).await.is_ok() {
+                return;
+            }
+            let flaky = flaky.reopen(sim.member("b")).with_options(MemoryOptions::weak());
+            left.push((has_row(&flaky, &insert).await, has_schedule(&flaky, &insert).await));
+        });
+    }
+    left.sort_unstable();
+    left.dedup();
+    assert_eq!(left.len(), 3, "nothing, the row, or both: {left:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_answers_at_the_same_times() {
+    let story = |seed| {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let options = MemoryOptions { fail_one_in: Some(3), ..weak_and_slow() };
+            let store = MemoryStore::new(sim.member("a"), options);
+            let mut told = Vec::new();
+            for number in 0..20 {
+                let insert = insert(number, None);
+                let one = async { format!("{:?} at {:?}", store.insert(vec![insert]).await, sim.elapsed()) };
+                let other = async { format!("{:?} at {:?}", store.closed(vec![POLLER]).await, sim.elapsed()) };
+                told.push(join(one, other).await);
+            }
+            told
+        })
+    };
+    assert_eq!(story(7), story(7));
+    assert_ne!(story(7), story(8));
+}
+
+#[test]
+fn the_data_outlives_a_crash_of_the_member() {
+    let sim = Simulation::new(1);
+    sim.run_until(async {
+        let first = MemoryStore::new(sim.member("a"), weak_and_slow());
+        let insert = insert(1, None);
+        first.insert(vec![insert.clone()]).await.expect("the store takes inserts");
+        sim.crash("a");
+        let second = first.reopen(sim.restart("a"));
+        assert!(has_row(&second, &insert).await && has_schedule(&second, &insert).await);
+    });
+}
+
+#[test]
+fn a_full_store_takes_owners_writes_and_reads_and_a_closed_one_nothing() {
+    on_real(async |runtime| {
+        let store = MemoryStore::new(runtime, MemoryOptions::default());
+        let insert = insert(1, Some("invoice-7"));
+        let term = store.take(vec![POLLER.shard()]).await.expect("the store mints terms")[0];
+        store.set_health(Health::Full);
+        assert_eq!(store.health(), Health::Full);
+        let refused = store.insert(vec![insert.clone()]).await;
+        assert!(matches!(refused, Err(StoreError::Full { .. })), "{refused:?}");
+        let mark = Mark { tenant: TENANT, id: insert.schedule.id.clone() };
+        assert!(matches!(store.mark(vec![mark]).await, Err(StoreError::Full { .. })));
+        let positions = Change::Positions(Positions { closed: minute(1), done: minute(1) });
+        let written = store.write(vec![OwnerWrite { term, poller: POLLER, change: positions }]).await;
+        assert!(written.is_ok_and(|answers| answers[0].is_ok()));
+        assert!(!has_schedule(&store, &insert).await);
+
+        store.set_health(Health::Closed);
+        assert!(matches!(store.closed(vec![POLLER]).await, Err(StoreError::Unavailable(_))));
+        store.set_health(Health::Ready);
+        assert!(store.insert(vec![insert]).await.is_ok(), "it recovers by itself");
+    });
+}
+
+/// Whether the call is answered; if not, it broke a rule.
+async fn keeps_the_rules<T>(call: impl Future<Output = T>) -> bool {
+    AssertUnwindSafe(call).catch_unwind().await.is_ok()
+}
+
+#[test]
+fn a_chosen_id_that_two_calls_give_away_at_once_is_a_broken_rule_on_the_weak_engine() {
+    let at_once = |options: MemoryOptions| {
+        on_real(async |runtime| {
+            let store = MemoryStore::new(runtime, options);
+            let of = |number| store.insert(vec![insert(number, Some("invoice-7"))]);
+            keeps_the_rules(join(of(1), of(2))).await
+        })
+    };
+    assert!(at_once(MemoryOptions::default()), "one of them has it, the other is told");
+    assert!(!at_once(MemoryOptions::weak()));
+}
+
+#[test]
+fn a_caller_that_breaks_a_rule_is_told_at_once() {
+    let breaks = |what: &str, changes: &dyn Fn(&Insert) -> Vec<Change>, term: Option<Term>| {
+        on_real(async |runtime| {
+            let store = MemoryStore::new(runtime, MemoryOptions::default());
+            let insert = insert(1, None);
+            store.insert(vec![insert.clone()]).await.expect("the store takes inserts");
+            let minted = store.take(vec![POLLER.shard()]).await.expect("the store mints terms")[0];
+            let write = |change| OwnerWrite { term: term.unwrap_or(minted), poller: POLLER, change };
+            let writes = changes(&insert).into_iter().map(write).collect();
+            assert!(!keeps_the_rules(store.write(writes)).await, "{what}");
+        });
+    };
+    let positions = |closed, done| Change::Positions(Positions { closed: minute(closed), done: minute(done) });
+    breaks("done is beyond closed", &|_| vec![positions(1, 2)], None);
+    breaks("a term was never minted", &|_| vec![positions(1, 1)], Some(Term(99)));
+    breaks("a row is where its poller is done", &|it| vec![positions(5, 5), Change::Defer(it.due)], None);
+    let early = |it: &Insert| DueKey { position: minute(0), ..it.due };
+    breaks("a row is before its nominal instant", &|it| vec![Change::Defer(early(it))], None);
+    let retry_without_row = |it: &Insert| {
+        let run = domain::occurrence::Run {
+            tenant: TENANT,
+            occurrence: it.due.occurrence,
+            state: domain::RunState::Retrying,
+            attempts: Vec::new(),
+        };
+        vec![Change::Run { run, then: None, ends: false }]
+    };
+    breaks("a retry has no row", &retry_without_row, None);
+    let same_row_twice = |it: &Insert| vec![Change::Redrive { of: it.due.occurrence, due: it.due }];
+    breaks("a redrive is not the next replay", &same_row_twice, None);
+    let stolen = |it: &Insert| {
+        let mut put = it.clone();
+        std::sync::Arc::make_mut(&mut put.schedule).id = ScheduleId::new("another").expect("valid");
+        vec![Change::Put(put)]
+    };
+    breaks("an incarnation has two names", &stolen, None);
+}
+
+#[test]
+fn latency_is_drawn_from_its_range() {
+    let sim = Simulation::new(3);
+    sim.run_until(async {
+        let latency = Duration::from_millis(5)..=Duration::from_millis(10);
+        let options = MemoryOptions { latency: Some(latency), ..MemoryOptions::default() };
+        let store = MemoryStore::new(sim.member("a"), options);
+        for _ in 0..50 {
+            let before = sim.elapsed();
+            let shards: std::sync::Arc<[_]> = std::sync::Arc::new([POLLER.shard()]);
+            store.marks(shards, Cursor::default()).await.expect("the store is read");
+            let took = sim.elapsed() - before;
+            assert!((10..=21).contains(&took.as_millis()), "there and back: {took:?}");
+        }
+    });
+}
