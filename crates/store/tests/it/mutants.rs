@@ -6,9 +6,13 @@ use std::sync::Arc;
 use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use futures_util::FutureExt as _;
+use proptest::strategy::{Strategy as _, ValueTree as _};
+use proptest::test_runner::TestRunner;
+use runtime::Runtime;
 use simulator::Simulation;
 use store::conformance::Case;
-use store::memory::MemoryStore;
+use store::conformance::differential::{self, Operation};
+use store::memory::{MemoryOptions, MemoryStore};
 use store::{
     Answer, Arrival, Cursor, DueBound, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed,
     Positions, Store, Tenant, WriteRefusal, Written,
@@ -74,18 +78,67 @@ fn each_deliberate_bug_is_caught_by_its_case() {
     assert!(missed.is_empty(), "no seed catches {missed:?}");
 }
 
+/// Those that show in the answers to calls made one after another, and in what the calls leave.
+const SEEN_BY_THE_MODEL: &[Bug] = &[
+    Bug::ClosedIsNotLookedAt,
+    Bug::DeadLettersOfAnyTenant,
+    Bug::DueAfterKeyLosesItsInstant,
+    Bug::DueNextStopsAtUntil,
+    Bug::DueUntilIsExcluded,
+    Bug::FinalOutcomeIsAnsweredDone,
+    Bug::InsertsBackwards,
+    Bug::LoadsOutOfOrder,
+    Bug::MarkIsClaimedApplied,
+    Bug::NothingIsKept,
+    Bug::OneRefusalRefusesAll,
+    Bug::PayloadIsMadeText,
+    Bug::PositionsOfAnotherPoller,
+    Bug::RunsAfterIsIncluded,
+    Bug::TenantIsIgnored,
+    Bug::TermsStay,
+    Bug::WritesBackwards,
+];
+
+#[test]
+fn the_comparison_with_the_model_catches_what_shows_in_answers() {
+    let sequences = sequences(200);
+    let missed: Vec<_> =
+        SEEN_BY_THE_MODEL.iter().filter(|bug| !sequences.iter().any(|it| differs(**bug, it))).collect();
+    assert!(missed.is_empty(), "{} sequences do not show {missed:?}", sequences.len());
+}
+
+/// The same on every run.
+fn sequences(count: usize) -> Vec<Vec<Operation>> {
+    let mut runner = TestRunner::deterministic();
+    let operations = differential::operations(30);
+    let mut draw = || operations.new_tree(&mut runner).expect("nothing is rejected").current();
+    (0..count).map(|_| draw()).collect()
+}
+
+/// Whether an engine with this bug differs from the model over these calls.
+fn differs(bug: Bug, operations: &[Operation]) -> bool {
+    let sim = Simulation::new(1);
+    sim.run_until(async {
+        let model = MemoryStore::new(sim.member("b"), MemoryOptions::weak());
+        let subject = broken(bug, sim.member("a"));
+        AssertUnwindSafe(differential::compare(&subject, &model, operations)).catch_unwind().await.is_err()
+    })
+}
+
 /// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
 fn catches(bug: Bug, case: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
-    let run = async {
-        let runtime = sim.member("a");
-        let subject = Memory::new(runtime.clone(), weak_and_slow()).broken(move |store| {
-            let nothing = MemoryStore::new(runtime.clone(), weak_and_slow());
-            Arc::new(Broken { bug, store: if bug == Bug::NothingIsKept { nothing } else { store } })
-        });
+    sim.run_until(async {
+        let subject = broken(bug, sim.member("a"));
         AssertUnwindSafe(Case::named(case).run(&subject)).catch_unwind().await.is_err()
-    };
-    sim.run_until(run)
+    })
+}
+
+fn broken(bug: Bug, runtime: Runtime) -> Memory {
+    Memory::new(runtime.clone(), weak_and_slow()).broken(move |store| {
+        let nothing = MemoryStore::new(runtime.clone(), weak_and_slow());
+        Arc::new(Broken { bug, store: if bug == Bug::NothingIsKept { nothing } else { store } })
+    })
 }
 
 /// An engine with one bug, made of one without.
