@@ -170,6 +170,32 @@ fn a_callback_after_an_accepted_one_is_a_double_unless_its_outcome_could_not_be_
 }
 
 #[test]
+fn only_a_later_attempt_after_a_failure_is_a_retry() {
+    let then = |accepted: bool, attempt: u16| {
+        let stage = Stage::new();
+        stage.until(10);
+        stage.call(occurrence(once()), 1, accepted);
+        stage.call(occurrence(once()), attempt, true);
+        stage.ledger.outcome(occurrence(once()), RunState::Succeeded);
+        stage
+    };
+    then(false, 2).holds();
+    then(false, 1).breaks(|found| matches!(found, Violation::Double { attempt: 1, .. }));
+    then(true, 2).breaks(|found| matches!(found, Violation::Double { attempt: 2, .. }));
+}
+
+#[test]
+fn an_attempt_that_died_with_its_member_is_not_in_flight_at_a_cancel() {
+    let stage = Stage::new();
+    stage.until(10);
+    stage.ledger.callback_began("a", occurrence(once()), 1);
+    stage.sim.run_for(SECOND);
+    stage.crash();
+    stage.ledger.cancelled(SCHEDULE);
+    stage.holds();
+}
+
+#[test]
 fn a_crash_before_a_callback_or_of_another_member_excuses_nothing() {
     let stage = Stage::new();
     stage.crash();

@@ -83,6 +83,30 @@ fn a_tear_lies_between_sectors() {
 }
 
 #[test]
+fn a_tear_may_leave_a_hole_in_the_middle() {
+    let holes = seeds_where(200, |sim| {
+        let kept = crash_after_writes(sim, &[&[7; 4_096]], usize::MAX);
+        let first_lost = kept.iter().position(|byte| *byte == 0);
+        first_lost.is_some_and(|at| kept[at..].contains(&7))
+    });
+    assert!(holes > 10, "{holes}");
+}
+
+#[test]
+fn a_file_that_was_cut_and_grows_again_reads_as_zeros() {
+    let sim = Simulation::new(0);
+    sim.run_until(async {
+        let file = durable_file(&sim.member("a"), LOG).await;
+        file.write_at(0, &[7; 10_000]).await.unwrap();
+        file.allocate(5_000).await.unwrap();
+        file.allocate(10_000).await.unwrap();
+    });
+    let mut expected = vec![7; 5_000];
+    expected.resize(10_000, 0);
+    assert!(contents(&sim) == Some(expected));
+}
+
+#[test]
 fn a_later_unsynced_write_may_survive_an_earlier_one() {
     let reordered = seeds_where(100, |sim| {
         let kept = crash_after_writes(sim, &[&[1; 512], &[2; 512]], usize::MAX);

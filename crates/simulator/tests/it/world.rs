@@ -132,6 +132,29 @@ fn a_member_that_crashes_itself_does_nothing_after_the_await() {
 }
 
 #[test]
+fn an_aborted_task_is_dropped_at_its_next_await_unless_it_has_a_thread() {
+    let sim = Simulation::new(0);
+    sim.run_until(async {
+        let a = sim.member("a");
+        let task = a.spawn("aborted", std::future::pending());
+        (task.abort)();
+        assert_eq!(task.end.await, TaskEnd::Aborted);
+
+        let (tasks, (done, ended)) = (TaskSet::new(&a), oneshot::channel());
+        let thread = a.clone();
+        tasks.spawn_thread("thread", async move {
+            thread.sleep(SECOND).await;
+            done.send(()).unwrap();
+        });
+        tasks.spawn("shared", async move {
+            let _dropped = std::future::pending::<()>().await;
+        });
+        drop(tasks);
+        ended.await.expect("a thread ends by itself");
+    });
+}
+
+#[test]
 fn a_halt_ends_the_member_and_keeps_the_reason() {
     let sim = Simulation::new(0);
     let a = sim.member("a");
