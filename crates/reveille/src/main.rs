@@ -2,11 +2,18 @@
 
 mod bench;
 mod console;
+mod control;
+mod demo;
+mod identity;
+mod maintenance;
 mod receiver;
+mod serve;
+mod service;
 mod wire;
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -25,12 +32,26 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
+    /// Run the service, with its data on this machine's disk
+    Serve(serve::ServeArguments),
+    /// See it work: a server, a receiver and some schedules, with nothing to set up
+    Demo {
+        /// Seconds until it ends by itself
+        #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+        seconds: u64,
+    },
     /// Print each callback that arrives
     Receiver {
         /// Where callbacks go
         #[arg(long, default_value = "127.0.0.1:9000")]
         listen: SocketAddr,
     },
+    /// Copy the data of a server, while it runs or not
+    Backup(maintenance::BackupArguments),
+    /// Make a data folder from a backup
+    Restore(maintenance::RestoreArguments),
+    /// Compare all data with its checksums
+    Check(maintenance::CheckArguments),
     /// Measure: the limits of this machine, and what Reveille makes of them
     #[command(subcommand)]
     Bench(bench::Command),
@@ -62,10 +83,18 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
         builder.worker_threads(usize::from(threads));
     }
     let tokio = builder.build().context("cannot start the threads that run tasks")?;
-    tokio.block_on(async {
-        match arguments.command {
-            Command::Receiver { listen } => receiver::print(&Runtime::real(), listen).await,
-            Command::Bench(command) => bench::run(command).await,
-        }
-    })
+    tokio.block_on(obey(arguments.command))
+}
+
+async fn obey(command: Command) -> anyhow::Result<()> {
+    let runtime = Runtime::real();
+    match command {
+        Command::Serve(arguments) => serve::serve(&runtime, &arguments).await,
+        Command::Demo { seconds } => demo::run(&runtime, Duration::from_secs(seconds)).await,
+        Command::Receiver { listen } => receiver::print(&runtime, listen).await,
+        Command::Backup(arguments) => maintenance::backup(&runtime, &arguments).await,
+        Command::Restore(arguments) => maintenance::restore(&runtime, &arguments).await,
+        Command::Check(arguments) => maintenance::check(&runtime, &arguments).await,
+        Command::Bench(command) => bench::run(&runtime, command).await,
+    }
 }

@@ -203,6 +203,7 @@ impl Sink for Printer {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a lateness stays far below 2^52 microseconds")]
-fn late_millis(at_micros: i64, nominal: Timestamp) -> f64 {
+/// How late a callback arrived, in milliseconds; negative if it was early.
+pub(crate) fn late_millis(at_micros: i64, nominal: Timestamp) -> f64 {
     at_micros.saturating_sub(nominal.as_millis().saturating_mul(1_000)) as f64 / 1_000.0
 }

@@ -209,18 +209,17 @@ pub(crate) struct PendingArguments {
 
 /// # Errors
 /// If a trial could not be made; what it found is not an error.
-pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
-    let runtime = Runtime::real();
+pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Limit(arguments) => run_limit(&runtime, &arguments).await,
-        Command::Create(arguments) => run_create(&runtime, &arguments).await,
-        Command::Batch(arguments) => run_batch(&runtime, &arguments).await,
-        Command::Change(arguments) => run_change(&runtime, &arguments).await,
-        Command::Fire(arguments) => run_fire(&runtime, &arguments).await,
-        Command::Pending(arguments) => run_pending(&runtime, &arguments).await,
-        Command::LimitHandler { listen, journal } => limit_handler::serve(&runtime, listen, journal).await,
+        Command::Limit(arguments) => run_limit(runtime, &arguments).await,
+        Command::Create(arguments) => run_create(runtime, &arguments).await,
+        Command::Batch(arguments) => run_batch(runtime, &arguments).await,
+        Command::Change(arguments) => run_change(runtime, &arguments).await,
+        Command::Fire(arguments) => run_fire(runtime, &arguments).await,
+        Command::Pending(arguments) => run_pending(runtime, &arguments).await,
+        Command::LimitHandler { listen, journal } => limit_handler::serve(runtime, listen, journal).await,
         Command::LimitClient { listen, target, connections } => {
-            limit::serve_client(&runtime, target, connections, listen).await
+            limit::serve_client(runtime, target, connections, listen).await
         }
     }
 }

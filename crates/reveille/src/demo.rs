@@ -1,0 +1,88 @@
+//! `reveille demo`: the whole thing for a quarter of a minute, with nothing to set up and nothing left behind.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use bytes::Bytes;
+use domain::{RunId, Timestamp};
+use runtime::{Runtime, TaskSet};
+
+use crate::receiver::{self, Receiver, Sink, header, late_millis};
+use crate::service::{Options, Service};
+use crate::wire::Connection;
+use crate::{console, identity, serve};
+
+/// # Errors
+/// If the parts cannot be started, or a schedule is not taken.
+pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result<()> {
+    let stop = serve::stop_signal()?;
+    let folder = tempfile::tempdir().context("cannot make a folder for the time of the demo")?;
+    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let server = server::Options { listen: anywhere, ..server::Options::default() };
+    let options = Options { data: folder.path().to_owned(), server, ..Options::default() };
+    let service = Service::start(runtime, options).await?;
+    let receiver = Receiver::start(runtime, anywhere, receiver::Options::default(), Arc::new(Announcer)).await?;
+    let (api, target) = (service.address, receiver.address);
+    console::line(&format!("a server on http://{api}, a receiver on http://{target}"))?;
+
+    let (end, ended) = tokio::sync::oneshot::channel::<()>();
+    let tasks = TaskSet::new(runtime);
+    tasks.spawn(
+        "demo-service",
+        service.run_until(async move {
+            // Dropped or sent, it is over.
+            let _over = ended.await;
+        }),
+    );
+    let key = std::fs::read_to_string(identity::admin_key_path(folder.path()))?;
+    schedule_all(runtime, api, key.trim(), target).await?;
+    let _early = runtime.timeout(duration, stop).await;
+    drop(end);
+    tasks.join().await;
+    console::line("that was all; nothing of it is left. `reveille serve` is the real thing.")?;
+    Ok(())
+}
+
+async fn schedule_all(runtime: &Runtime, api: SocketAddr, key: &str, target: SocketAddr) -> anyhow::Result<()> {
+    let mut connection = Connection::open(api).await.context("the server does not answer")?;
+    let in_a_while = |seconds| format!(r#""at":"{}""#, runtime.now() + Duration::from_secs(seconds));
+    for (name, when) in [
+        ("once-in-1-s", in_a_while(1)),
+        ("once-in-2-s", in_a_while(2)),
+        ("once-in-5-s", in_a_while(5)),
+        ("every-3-s", r#""every":"3s""#.to_owned()),
+        ("cron-each-5-s", r#""cron":"*/5 * * * * *","zone":"Europe/Berlin""#.to_owned()),
+    ] {
+        let body =
+            format!(r#"{{{when},"target":{{"http":{{"url":"http://{target}/"}}}},"payload":{{"from":"demo"}}}}"#);
+        let request = format!(
+            "PUT /v1/schedules/{name} HTTP/1.1\r\nhost: {api}\r\nauthorization: Bearer {key}\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let status = connection.exchange(Bytes::from(request).as_ref()).await?;
+        let answer = String::from_utf8_lossy(connection.body()).into_owned();
+        ensure!(status.0 == 201, "the server answered {}: {answer}", status.0);
+        console::line(&format!("PUT /v1/schedules/{name}  {when}  -> {}", status.0))?;
+    }
+    Ok(())
+}
+
+/// Tells each callback as it arrives, with its lateness.
+struct Announcer;
+
+impl Sink for Announcer {
+    fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, _body: &[u8]) {
+        let Some(occurrence) = RunId::parse(header(head, "webhook-id")) else { return };
+        let at = Timestamp::from_millis(at_micros.div_euclid(1_000));
+        let late = late_millis(at_micros, occurrence.nominal);
+        let schedule = header(head, "reveille-schedule-id");
+        if let Err(error) =
+            console::line(&format!("{at}  {schedule:<14} due {}  {late:6.2} ms late", occurrence.nominal))
+        {
+            tracing::warn!(%error, "a callback could not be printed");
+        }
+    }
+}

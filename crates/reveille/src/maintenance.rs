@@ -1,0 +1,105 @@
+//! `backup`, `restore` and `check`: the operator's care for the data of the embedded store.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use runtime::{Runtime, TaskSet};
+use store_embedded::{EmbeddedStore, Options};
+
+use crate::control::{self, Order};
+use crate::service::{explain_open, store_path};
+use crate::{console, identity};
+
+#[derive(Args, Debug)]
+pub(crate) struct BackupArguments {
+    /// The data folder; a server may run on it
+    #[arg(long, default_value = "./data")]
+    data: PathBuf,
+    /// The folder to make
+    #[arg(long)]
+    to: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RestoreArguments {
+    /// The folder that `backup` made; it stays as it is
+    #[arg(long)]
+    from: PathBuf,
+    /// The data folder to make
+    #[arg(long)]
+    data: PathBuf,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct CheckArguments {
+    /// The data folder; a server may run on it
+    #[arg(long, default_value = "./data")]
+    data: PathBuf,
+}
+
+pub(crate) async fn backup(runtime: &Runtime, arguments: &BackupArguments) -> anyhow::Result<()> {
+    // The server has a current folder of its own, so that it is told a whole path.
+    let to = std::path::absolute(&arguments.to).context("cannot tell the whole path of the folder to make")?;
+    give(runtime, &arguments.data, &Order::Backup(to)).await
+}
+
+pub(crate) async fn check(runtime: &Runtime, arguments: &CheckArguments) -> anyhow::Result<()> {
+    give(runtime, &arguments.data, &Order::Check).await
+}
+
+pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> anyhow::Result<()> {
+    let RestoreArguments { from, data } = arguments;
+    let store = store_path(data);
+    store_embedded::restore(runtime, from, &store).await?;
+    console::line(&format!("restored to {}; start it with `reveille serve --data {0}`", data.display()))?;
+    let key = identity::admin_key_path(data);
+    if !key.exists() {
+        console::line(&format!(
+            "a backup holds no secrets: the keys that worked still do, but {} is yours to copy",
+            key.display()
+        ))?;
+    }
+    Ok(())
+}
+
+/// Has the running server do it, or opens the data if there is none.
+async fn give(runtime: &Runtime, data: &Path, order: &Order) -> anyhow::Result<()> {
+    ensure!(store_path(data).exists(), "{} holds no data of Reveille; name its folder with --data", data.display());
+    let answer = match control::ask(data, order).await? {
+        Some(answer) => answer,
+        None => {
+            let tasks = TaskSet::new(runtime);
+            let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), Options::default()).await;
+            let store = opened.map_err(|error| explain_open(error, data))?;
+            let answer = obey(&store, order).await;
+            store.close().await;
+            answer?
+        }
+    };
+    console::line(&answer).context("cannot write the result")
+}
+
+/// Does what was ordered, and tells the outcome on one line.
+///
+/// # Errors
+/// If it could not be done, or the check found damage.
+pub(crate) async fn obey(store: &EmbeddedStore, order: &Order) -> anyhow::Result<String> {
+    match order {
+        Order::Backup(to) => {
+            store.backup(to).await?;
+            Ok(format!("backed up to {}", to.display()))
+        }
+        Order::Check => {
+            let verified = store.verify().await?;
+            let [schedules, due, small] = verified.rows;
+            let read = format!("{} files of {} bytes", verified.files, verified.bytes);
+            if verified.damages.is_empty() {
+                Ok(format!("no damage in {read}: {schedules} schedules, {due} due rows, {small} other rows"))
+            } else {
+                let damages = verified.damages.join("; ");
+                bail!("damage in {read}: {damages}. Copy the data folder aside, then restore it from a backup")
+            }
+        }
+    }
+}

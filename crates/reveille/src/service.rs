@@ -1,0 +1,119 @@
+//! The service put together: store, callbacks, scheduler, HTTP. What `serve` and `demo` start.
+//!
+//! Always true here: it stops from the front to the back (no new requests, no new attempts, what is in flight is
+//! booked, what is written is flushed), and each part outlives what calls it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::Context;
+use callback::HttpDeliver;
+use runtime::{Runtime, TaskSet};
+use scheduler::Scheduler;
+use server::Server;
+use store_embedded::EmbeddedStore;
+use tokio::sync::watch;
+
+use crate::{control, identity};
+
+/// What an operator may set.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Options {
+    pub(crate) data: PathBuf,
+    pub(crate) server: server::Options,
+    pub(crate) scheduler: scheduler::Options,
+    pub(crate) callback: callback::Options,
+    pub(crate) store: store_embedded::Options,
+}
+
+/// Where the store lies in a data folder; beside it are the keys and the operator's socket.
+pub(crate) fn store_path(data: &Path) -> PathBuf {
+    data.join("store")
+}
+
+pub(crate) struct Service {
+    pub(crate) address: SocketAddr,
+    /// The first start of this data folder: its key has just been made.
+    pub(crate) is_new: bool,
+    server: Server,
+    scheduler: Scheduler,
+    store: Arc<EmbeddedStore>,
+    tasks: TaskSet,
+    /// Dropped, it ends the taking of orders.
+    orders: watch::Sender<()>,
+}
+
+impl Service {
+    /// Opens everything and begins to fire. Requests are answered from [`Service::run_until`] on.
+    ///
+    /// # Errors
+    /// With the next step for the operator.
+    pub(crate) async fn start(runtime: &Runtime, options: Options) -> anyhow::Result<Self> {
+        let data = &options.data;
+        make_private(data).with_context(|| format!("cannot make the data folder {}", data.display()))?;
+        let tasks = TaskSet::new(runtime);
+        let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store).await;
+        let store = Arc::new(opened.map_err(|error| explain_open(error, data))?);
+        let is_new = identity::make_first_tenant(runtime, &*store, data, options.scheduler.pollers).await?;
+        let deliver = HttpDeliver::new(runtime, options.callback).context("cannot start the side that calls back")?;
+        let started = Scheduler::start(runtime, store.clone(), Arc::new(deliver), options.scheduler).await;
+        let scheduler = started.context("cannot take over the schedules")?;
+        let server = Server::bind(runtime.clone(), scheduler.clone(), options.server).await?;
+        let (orders, stopped) = watch::channel(());
+        control::listen(runtime, &tasks, data, store.clone(), stopped);
+        let address = server.local_addr();
+        Ok(Service { address, is_new, server, scheduler, store, tasks, orders })
+    }
+
+    /// Serves until `stop` resolves, then stops in order.
+    pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
+        self.server.serve_until(stop).await;
+        tracing::info!("stopping: no new callbacks are started, those under way are waited for");
+        self.scheduler.stop().await;
+        drop(self.orders);
+        self.store.close().await;
+        self.tasks.join().await;
+    }
+}
+
+/// Schedules hold other people's payloads: the folder is for its owner only.
+fn make_private(data: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data)
+}
+
+/// What the operator should do about a store that does not open.
+pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> anyhow::Error {
+    if let store_embedded::OpenError::Journal(journal::OpenError::Locked { lock }) = &error {
+        let holder = holder_of(lock).map_or_else(String::new, |pid| format!(" (process {pid})"));
+        let data = data.display();
+        return anyhow::anyhow!(
+            "{data} is in use by another Reveille{holder}: stop that one, or choose another folder with --data"
+        );
+    }
+    let denied = std::error::Error::source(&error)
+        .and_then(|source| source.downcast_ref::<std::io::Error>())
+        .is_some_and(|source| source.kind() == std::io::ErrorKind::PermissionDenied);
+    let error = anyhow::Error::new(error);
+    match denied {
+        true => error.context(format!(
+            "no permission for {}: run as its owner, or choose another folder with --data",
+            data.display()
+        )),
+        false => error,
+    }
+}
+
+/// The process that holds a lock on this file, from the kernel's table (`proc_locks(5)`).
+fn holder_of(lock: &Path) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    let inode = std::fs::metadata(lock).ok()?.ino().to_string();
+    let table = std::fs::read_to_string("/proc/locks").ok()?;
+    let of_this_file = |line: &&str| {
+        let place = line.split_ascii_whitespace().find(|field| field.matches(':').count() == 2);
+        place.is_some_and(|place| place.rsplit(':').next() == Some(&inode))
+    };
+    let fields = table.lines().find(of_this_file)?.split_ascii_whitespace();
+    fields.skip(4).find_map(|field| field.parse().ok())
+}

@@ -1,0 +1,220 @@
+//! `kill -9` again and again while schedules are made, cancelled and fired; then every one of them is accounted for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::client::{Client, one_shot};
+use crate::receiver::{Hit, Receiver};
+use crate::server::Server;
+use crate::{PATIENCE, now_millis};
+
+const KILLS: usize = 12;
+/// Created and answered between two kills.
+const CREATED_PER_LIFE: usize = 150;
+const CREATORS: u64 = 3;
+/// Callbacks are due up to so long after their creation: in this life of the server and in the next ones.
+const AHEAD_MILLIS: u64 = 2_500;
+/// As `serve` has it by default.
+const IN_FLIGHT_MAX: usize = 4_096;
+
+/// What the clients know.
+#[derive(Default)]
+struct Ledger {
+    /// Answered with 201: when it is due.
+    created: BTreeMap<String, u64>,
+    /// Answered with 200 `cancelled`.
+    cancelled: BTreeSet<String>,
+    /// Answered with 200 `too_late`, or not answered.
+    undecided: BTreeSet<String>,
+    address: Option<SocketAddr>,
+    is_over: bool,
+}
+
+#[derive(Clone, Default)]
+struct Shared(Arc<(Mutex<Ledger>, Condvar)>);
+
+impl Shared {
+    fn change<T>(&self, change: impl FnOnce(&mut Ledger) -> T) -> T {
+        let changed = change(&mut self.0.0.lock().unwrap());
+        self.0.1.notify_all();
+        changed
+    }
+
+    /// Waits until `look` sees something.
+    fn wait<T>(&self, look: impl Fn(&Ledger) -> Option<T>) -> T {
+        let deadline = Instant::now() + PATIENCE;
+        let mut ledger = self.0.0.lock().unwrap();
+        loop {
+            if let Some(seen) = look(&ledger) {
+                return seen;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            assert!(!left.is_zero(), "waited in vain, with {} schedules created", ledger.created.len());
+            ledger = self.0.1.wait_timeout(ledger, left).unwrap().0;
+        }
+    }
+
+    /// A connection to the server as soon as there is one; `None` when all is over.
+    fn connect(&self, key: &str) -> Option<Client> {
+        loop {
+            let address = self.wait(|ledger| if ledger.is_over { Some(None) } else { ledger.address.map(Some) })?;
+            match Client::connect(address, key) {
+                Ok(client) => return Some(client),
+                // It was killed since; the next one has another address, or none yet.
+                Err(_) => self.change(|ledger| {
+                    if ledger.address == Some(address) {
+                        ledger.address = None;
+                    }
+                }),
+            }
+        }
+    }
+}
+
+#[test]
+fn whatever_was_acknowledged_survives_being_killed_again_and_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let receiver = Receiver::start();
+    let shared = Shared::default();
+    let mut server = Server::start(&data);
+    shared.change(|ledger| ledger.address = Some(server.address));
+    let mut clients: Vec<_> = (0..CREATORS)
+        .map(|number| {
+            let (shared, key, url) = (shared.clone(), server.key.clone(), receiver.url());
+            thread::spawn(move || create(&shared, &key, &url, number))
+        })
+        .collect();
+    let (canceller, key) = (shared.clone(), server.key.clone());
+    clients.push(thread::spawn(move || cancel(&canceller, &key)));
+
+    let mut killed_at_millis = Vec::new();
+    for _ in 0..KILLS {
+        let before = shared.change(|ledger| ledger.created.len());
+        shared.wait(|ledger| (ledger.created.len() >= before + CREATED_PER_LIFE).then_some(()));
+        shared.change(|ledger| ledger.address = None);
+        server.kill();
+        killed_at_millis.push(now_millis());
+        server = Server::start(&data);
+        shared.change(|ledger| ledger.address = Some(server.address));
+    }
+    shared.change(|ledger| ledger.is_over = true);
+    for client in clients {
+        client.join().expect("a client ends by itself");
+    }
+
+    let ledger = shared.change(std::mem::take);
+    let is_owed = |id: &&String| !ledger.cancelled.contains(*id) && !ledger.undecided.contains(*id);
+    let owed: BTreeSet<&String> = ledger.created.keys().filter(is_owed).collect();
+    let hits = receiver.wait(|hits| {
+        let came: BTreeSet<&String> = hits.iter().map(|hit| &hit.schedule).collect();
+        owed.is_subset(&came)
+    });
+    check_hits(&ledger, &hits, &killed_at_millis);
+    check_api(&mut server.client(), &owed, &ledger);
+    assert!(ledger.cancelled.len() > 20, "too few were cancelled to show anything: {}", ledger.cancelled.len());
+    assert!(server.stop().success());
+}
+
+/// Creates schedules until all is over.
+fn create(shared: &Shared, key: &str, url: &str, number: u64) {
+    let mut chance = number + 1;
+    let mut client = None;
+    for count in 0.. {
+        let Some(connection) = client.take().or_else(|| shared.connect(key)) else { return };
+        let mut connection: Client = connection;
+        // A multiplicative generator (Lehmer; Park and Miller, 1988): any spread will do.
+        chance = chance * 48_271 % 0x7fff_ffff;
+        let at_millis = now_millis() + chance % AHEAD_MILLIS;
+        let id = format!("life-{number}-{count}");
+        let schedule = one_shot(&id, at_millis, url, &json!({ "id": id }));
+        // Without an answer the schedule may be there or not; nothing is owed.
+        if let Ok(answer) = connection.send("POST", "/v1/schedules", &schedule.to_string()) {
+            assert_eq!(answer.status, 201, "{}", answer.body);
+            shared.change(|ledger| ledger.created.insert(id, at_millis));
+            client = Some(connection);
+        }
+        if shared.change(|ledger| ledger.is_over) {
+            return;
+        }
+    }
+}
+
+/// Cancels the newest schedule of every few, until all is over.
+fn cancel(shared: &Shared, key: &str) {
+    let mut seen = 0;
+    while let Some(mut client) = shared.connect(key) {
+        loop {
+            let next = shared.wait(|ledger| {
+                let id = ledger.created.iter().max_by_key(|(_, at_millis)| **at_millis).map(|(id, _)| id.clone());
+                if ledger.is_over { Some(None) } else { (ledger.created.len() >= seen + 7).then_some(id) }
+            });
+            let Some(id) = next else { return };
+            seen = shared.change(|ledger| {
+                // Until it is answered, nobody knows.
+                ledger.undecided.insert(id.clone());
+                ledger.created.len()
+            });
+            let Ok(answer) = client.send("DELETE", &format!("/v1/schedules/{id}"), "") else { break };
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            if answer.json()["result"] == "cancelled" {
+                shared.change(|ledger| {
+                    ledger.undecided.remove(&id);
+                    ledger.cancelled.insert(id);
+                });
+            }
+        }
+    }
+}
+
+/// What came is what was asked for, never early, never after it was cancelled, and twice only across a kill.
+fn check_hits(ledger: &Ledger, hits: &[Hit], killed_at_millis: &[u64]) {
+    let mut runs: BTreeMap<&String, Vec<&Hit>> = BTreeMap::new();
+    for hit in hits {
+        assert_eq!(hit.body, json!({ "id": hit.schedule }).to_string());
+        assert!(!ledger.cancelled.contains(&hit.schedule), "{} was cancelled, and came", hit.schedule);
+        if let Some(at_millis) = ledger.created.get(&hit.schedule) {
+            assert!(hit.at_millis >= *at_millis, "{} came {} ms early", hit.schedule, at_millis - hit.at_millis);
+        }
+        runs.entry(&hit.run).or_default().push(hit);
+    }
+    let schedules: BTreeSet<&String> = hits.iter().map(|hit| &hit.schedule).collect();
+    assert_eq!(schedules.len(), runs.len(), "a one-shot has one run, whatever happens");
+    let mut doubled = 0;
+    for (run, hits) in runs {
+        for pair in hits.windows(2) {
+            let [first, second] = [pair[0].at_millis, pair[1].at_millis];
+            let is_across_kill = killed_at_millis.iter().any(|killed| first <= *killed && *killed <= second);
+            assert!(is_across_kill, "{run} came at {first} and at {second}, and no kill was between");
+            doubled += 1;
+        }
+    }
+    assert!(doubled <= IN_FLIGHT_MAX * killed_at_millis.len());
+}
+
+/// The API says the same: each schedule has ended, with one run that succeeded; a cancelled one has none.
+fn check_api(client: &mut Client, owed: &BTreeSet<&String>, ledger: &Ledger) {
+    for id in owed {
+        // The callback came; its outcome is durable a moment later.
+        let deadline = Instant::now() + PATIENCE;
+        let runs = loop {
+            let runs = client.get(&format!("/v1/schedules/{id}/runs")).json();
+            if runs["runs"].as_array().is_some_and(|runs| !runs.is_empty()) || Instant::now() > deadline {
+                break runs;
+            }
+        };
+        assert_eq!(runs["runs"].as_array().map(Vec::len), Some(1), "{id}: {runs}");
+        assert_eq!(runs["runs"][0]["state"], "succeeded", "{id}: {runs}");
+        assert_eq!(client.get(&format!("/v1/schedules/{id}")).json()["state"], "ended", "{id}");
+    }
+    for id in &ledger.cancelled {
+        assert_eq!(client.get(&format!("/v1/schedules/{id}")).json()["state"], "cancelled", "{id}");
+        let runs = client.get(&format!("/v1/schedules/{id}/runs")).json();
+        assert_eq!(runs["runs"].as_array().map(Vec::len), Some(0), "{id}: {runs}");
+    }
+}

@@ -1,0 +1,88 @@
+//! Starting and stopping: flags, a folder in use, a polite stop.
+
+use std::process::{Command, Output};
+
+use serde_json::json;
+
+use crate::client::one_shot;
+use crate::now_millis;
+use crate::receiver::Receiver;
+use crate::server::{BINARY, Server, serve};
+
+fn run(command: &mut Command) -> Output {
+    command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().expect("the binary starts")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_second_process_on_the_same_data_is_refused_and_the_first_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let second = run(&mut serve(&data));
+    assert!(!second.status.success());
+    let said = stderr(&second);
+    assert!(said.contains("in use by another Reveille") && said.contains(&server.pid().to_string()), "{said}");
+    assert_eq!(server.client().get("/readyz").status, 200);
+    assert!(server.stop().success());
+}
+
+#[test]
+fn a_polite_stop_waits_for_the_callback_in_flight_and_none_comes_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let receiver = Receiver::start();
+    let server = Server::start(&data);
+    receiver.hold();
+    let created = server.client().create(&one_shot("held", now_millis() + 100, &receiver.url(), &json!("x")));
+    assert_eq!(created.status, 201, "{}", created.body);
+    receiver.wait(|hits| hits.len() == 1);
+    server.terminate();
+    server.log.wait(|line| line.contains("stopping").then_some(())).expect("it says that it stops");
+    receiver.release();
+    assert!(server.wait().success());
+
+    let server = Server::start(&data);
+    let runs = server.client().get("/v1/schedules/held/runs").json();
+    assert_eq!(runs["runs"][0]["state"], "succeeded", "{runs}");
+    assert_eq!(server.client().get("/v1/schedules/held").json()["state"], "ended");
+    assert!(server.stop().success());
+    assert_eq!(receiver.hits().len(), 1);
+}
+
+#[test]
+fn a_flag_that_is_wrong_is_named_and_nothing_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    for (flag, value) in [("--listen", "everywhere"), ("--in-flight-max", "many"), ("--colour", "blue")] {
+        let output = run(serve(&data).args([flag, value]));
+        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+        assert!(stderr(&output).contains(flag), "{}", stderr(&output));
+    }
+    assert!(!data.exists());
+    let output = run(&mut Command::new(BINARY));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("serve"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_port_in_use_and_a_folder_that_is_a_file_are_refused_with_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let other = folder.path().join("other");
+    let mut command = Command::new(BINARY);
+    command.args(["serve", "--no-receiver", "--listen", &server.address.to_string(), "--data"]).arg(&other);
+    let output = run(&mut command);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(&format!("{} is taken", server.address)), "{}", stderr(&output));
+
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let output = run(&mut serve(&file));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(&file.display().to_string()), "{}", stderr(&output));
+}
