@@ -249,3 +249,6 @@ fn read_u32(bytes: &[u8], at: usize) -> u32 {
 fn read_u64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
+
+#[cfg(test)]
+mod tests;

@@ -172,8 +172,9 @@ impl Walk {
             return Ok(look_on);
         }
         if self.anchored && header.first_index > self.next {
+            let (path, offset) = self.gap_before(header, path, expected);
             let what = "a record is not what was written";
-            self.lost(path.clone(), expected, what, false, Some(header.first_index));
+            self.lost(path, offset, what, false, Some(header.first_index));
             return Ok(look_on);
         }
         let whole = segment.body(header).await?.is_some();
@@ -204,6 +205,13 @@ impl Walk {
             self.unproven.push((segment.clone(), *header));
         }
         Ok(header.end_offset())
+    }
+
+    /// Where what is missing before `header` was; it was expected at `expected` of the segment at `path`.
+    fn gap_before(&self, header: &RecordHeader, path: &Path, expected: u64) -> (PathBuf, u64) {
+        // With nothing missing in front of it there, the end of the segment before is.
+        let before = self.held.iter().rev().nth(1).filter(|_| header.offset == BLOCK);
+        before.map_or((path.to_owned(), expected), |held| (held.segment.path.clone(), held.end_offset))
     }
 
     fn vouched(&mut self, synced_below: u64) {

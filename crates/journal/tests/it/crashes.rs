@@ -65,7 +65,7 @@ fn a_cut_of_power_in_any_disk_operation_loses_nothing_that_was_durable() {
 
 #[test]
 fn a_kill_at_any_time_loses_nothing_even_if_the_power_goes_next() {
-    let coverage = run_seeds("journal-kill", 0..300, |sim| {
+    let coverage = run_seeds("journal-kill", 0..150, |sim| {
         let record = Record::default();
         sim.run_until(async {
             let mut a = sim.member("a");
@@ -90,7 +90,7 @@ fn a_kill_at_any_time_loses_nothing_even_if_the_power_goes_next() {
 
 #[test]
 fn after_a_failed_sync_or_write_the_process_ends_and_nothing_that_was_told_is_lost() {
-    let coverage = run_seeds("journal-sync", 0..300, |sim| {
+    let coverage = run_seeds("journal-sync", 0..150, |sim| {
         let record = Record::default();
         sim.run_until(async {
             let mut a = sim.member("a");

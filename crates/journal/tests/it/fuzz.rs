@@ -1,1 +1,128 @@
+//! A journal that anything may have happened to: opening it never panics and never gives a wrong entry.
 
+use std::path::{Path, PathBuf};
+
+use journal::{Journal, OpenError};
+use runtime::{OpenMode, Runtime, TaskSet};
+use simulator::{Random, Simulation, run_seeds};
+
+use crate::support::{DIR, Record, end, read_all, small};
+
+/// The runs of a longer search are in `REVEILLE_FUZZ_RUNS`.
+#[expect(clippy::disallowed_methods, reason = "a longer search is asked for by hand")]
+fn runs() -> u64 {
+    std::env::var("REVEILLE_FUZZ_RUNS").map_or(400, |runs| runs.parse().expect("REVEILLE_FUZZ_RUNS is a number"))
+}
+
+#[test]
+fn whatever_happened_to_its_files_a_journal_gives_no_wrong_entry() {
+    run_seeds("journal-fuzz", 0..runs(), |sim| {
+        let record = Record::default();
+        let a = sim.member("a");
+        let mut random = Random::new(sim.seed());
+        let write = {
+            let record = record.clone();
+            async move {
+                let tasks = TaskSet::new(&a);
+                let journal = record.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
+                for sizes in [vec![100; 5], vec![9000], vec![50, 4000], vec![11_000, 11_000], vec![3; 10], vec![2500]] {
+                    for answer in record.append(&journal, sizes).await {
+                        answer.await.unwrap();
+                    }
+                }
+                record.release(&journal, random.below(9));
+                end(&journal, tasks).await;
+                let mutations = 1 + random.index(4);
+                for _ in 0..mutations {
+                    mutate(&a, &mut random).await;
+                }
+                open_again(&a, &record).await;
+                // Once more: what the first open did must not have made it worse.
+                open_again(&a, &record).await;
+            }
+        };
+        sim.run_until(async { sim.call("a", write).await.unwrap() });
+        assert_eq!(sim.halts("a"), Vec::<String>::new());
+    });
+}
+
+async fn open_again(runtime: &Runtime, record: &Record) {
+    let tasks = TaskSet::new(runtime);
+    match Journal::<()>::open(runtime, &tasks, Path::new(DIR), small()).await {
+        Ok(opened) => {
+            let entries = read_all(&opened.journal, opened.first).await;
+            for (index, entry) in (opened.first..).zip(&entries) {
+                let state = record.state();
+                assert_eq!(Some(entry), state.appended.get(usize::try_from(index).unwrap() - 1), "entry {index}");
+            }
+            opened.journal.close().await;
+            tasks.join().await;
+        }
+        Err(OpenError::Damaged(_) | OpenError::Version { .. }) => {}
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// One thing that a disk, a person or a program that does not know better may do.
+async fn mutate(runtime: &Runtime, random: &mut Random) {
+    let disk = runtime.disk();
+    let segments = || async {
+        let names = disk.list(Path::new(DIR)).await.unwrap();
+        let paths = names.iter().filter(|name| name.starts_with("segment")).map(|name| Path::new(DIR).join(name));
+        paths.collect::<Vec<PathBuf>>()
+    };
+    let paths = segments().await;
+    if paths.is_empty() {
+        return;
+    }
+    let path = &paths[random.index(paths.len())];
+    let other = &paths[random.index(paths.len())];
+    let file = disk.open(path, OpenMode::ReadWrite).await.unwrap();
+    let length = file.len().await.unwrap();
+    let at = random.below(length.max(1));
+    let block = at / 4096 * 4096;
+    match random.below(8) {
+        0 => disk.remove(path).await.unwrap(),
+        1 => file.allocate(at).await.unwrap(),
+        2 if path != other => disk.rename(path, other).await.unwrap(),
+        3 => file.write_at(block, &vec![0; 4096]).await.unwrap(),
+        4 => {
+            // A block that the disk wrote to the wrong place.
+            let from = disk.open(other, OpenMode::Read).await.unwrap();
+            let mut bytes = vec![0; 4096];
+            let from_length = from.len().await.unwrap();
+            if from_length >= 4096 {
+                from.read_at(random.below(from_length / 4096) * 4096, &mut bytes).await.unwrap();
+                file.write_at(block, &bytes).await.unwrap();
+            }
+        }
+        5 => {
+            let bytes: Vec<u8> = (0..random.index(64)).map(|_| random.bits().to_le_bytes()[0]).collect();
+            file.write_at(at, &bytes).await.unwrap();
+        }
+        // In a header, where it matters most.
+        6 => file.write_at(block + random.below(64), &[random.bits().to_le_bytes()[0]]).await.unwrap(),
+        _ => file.write_at(at, &[random.bits().to_le_bytes()[0]]).await.unwrap(),
+    }
+}
+
+#[test]
+fn one_seed_finds_the_same_twice() {
+    let hash = |seed| {
+        let sim = Simulation::new(seed);
+        let record = Record::default();
+        let a = sim.member("a");
+        let work = async move {
+            let tasks = TaskSet::new(&a);
+            let journal = record.open(&a, &tasks, Path::new(DIR), small()).await.unwrap();
+            for answer in record.append(&journal, [100, 9000, 9000, 9000]).await {
+                answer.await.unwrap();
+            }
+            end(&journal, tasks).await;
+        };
+        sim.run_until(async { sim.call("a", work).await.unwrap() });
+        sim.trace_hash()
+    };
+    assert_eq!(hash(7), hash(7));
+    assert_ne!(hash(7), hash(8));
+}

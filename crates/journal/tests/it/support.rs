@@ -50,7 +50,8 @@ impl Record {
     /// An entry that no other is equal to.
     pub(crate) fn entry(&self, bytes: usize) -> Bytes {
         let number = self.state().appended.len() as u64;
-        let mut entry: Vec<u8> = number.to_le_bytes().iter().copied().cycle().take(bytes.max(8)).collect();
+        let mut entry: Vec<u8> =
+            number.to_le_bytes().iter().map(|byte| byte ^ 0xa5).cycle().take(bytes.max(8)).collect();
         // What a payload may look like at its worst.
         if entry.len() > 12 {
             entry[8..12].copy_from_slice(b"RVRC");
