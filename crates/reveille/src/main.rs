@@ -11,6 +11,7 @@ mod serve;
 mod service;
 mod wire;
 
+use std::io::{self, IsTerminal, Write};
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -65,12 +66,14 @@ fn main() -> ExitCode {
                 .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
                 .from_env_lossy(),
         )
-        .with_writer(std::io::stderr)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .init();
     match start(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
+            // To a person, so without the form of a log; where there is no standard error there is nobody to tell.
+            let _nobody = writeln!(io::stderr(), "reveille: {error:#}");
             ExitCode::FAILURE
         }
     }
