@@ -116,7 +116,7 @@ impl Batch {
         let now = self.shared.runtime.now();
         while self.group.entries.len() < self.shared.options.batch_group_lines {
             let Some((number, line)) = self.lines.next() else { return };
-            if number > self.shared.options.batch_lines_max {
+            if matches!(line, Line::Text(_)) && number > self.shared.options.batch_lines_max {
                 let detail = format!("a batch has at most {} lines", self.shared.options.batch_lines_max);
                 self.lines
                     .stop(refuse(Kind::BatchTooLong, format!("{detail}; send the rest, from here on, in another")));

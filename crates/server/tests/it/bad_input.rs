@@ -1,0 +1,501 @@
+//! Everything that a client can get wrong is told with a stable code, each field by its pointer, and nothing is kept.
+
+use expect_test::{Expect, expect};
+
+use crate::support::{FOREIGN_KEY, KEY, World, body};
+
+async fn check(world: &World, body: &str, expect: Expect) {
+    let answer = world.send("POST", "/v1/schedules", body).await;
+    expect.assert_eq(&answer.shown());
+}
+
+#[tokio::test]
+async fn every_offending_field_is_told_at_once() {
+    let world = World::start().await;
+    let wrong = r#"{
+        "id": "no spaces", "at": 7, "Cron": "x", "zone": ["UTC"],
+        "target": {"http": {"url": "ftp://example.org", "methd": "POST", "headers": {"Host": "a", "x": null, "y": "a\r\nb: c"}, "timeout": "1 month"}, "bus": {}},
+        "labels": {"a/b~c": 1},
+        "retry": {"attempts_max": 1.5, "backoff": "2h"}
+    }"#;
+    check(
+        &world,
+        wrong,
+        expect![[r#"
+        422
+        content-type: application/problem+json
+        {
+          "code": "invalid_schedule",
+          "detail": "13 things are wrong with the body; see errors",
+          "errors": [
+            {
+              "code": "wrong_type",
+              "detail": "this is a number, and should be a string",
+              "pointer": "/at"
+            },
+            {
+              "code": "unknown_field",
+              "detail": "there is no such field",
+              "hint": "did you mean `cron`?",
+              "pointer": "/Cron"
+            },
+            {
+              "code": "wrong_type",
+              "detail": "this is an array, and should be a string",
+              "pointer": "/zone"
+            },
+            {
+              "code": "unknown_field",
+              "detail": "there is no such field",
+              "hint": "did you mean `method`?",
+              "pointer": "/target/http/methd"
+            },
+            {
+              "code": "wrong_type",
+              "detail": "this is null, and should be a string",
+              "pointer": "/target/http/headers/x"
+            },
+            {
+              "code": "unknown_field",
+              "detail": "there is no such field",
+              "hint": "known here: http",
+              "pointer": "/target/bus"
+            },
+            {
+              "code": "wrong_type",
+              "detail": "this is a number, and should be a string",
+              "pointer": "/labels/a~1b~0c"
+            },
+            {
+              "code": "wrong_type",
+              "detail": "this is a number with a fraction or exponent, and should be a whole number",
+              "pointer": "/retry/attempts_max"
+            },
+            {
+              "code": "invalid_id",
+              "detail": "an id is made of A-Z, a-z, 0-9, _ and -, this one has ' ' at 2",
+              "hint": "leave it out to have one made",
+              "pointer": "/id"
+            },
+            {
+              "code": "invalid_duration",
+              "detail": "months and years differ in length",
+              "hint": "give weeks, days, hours, minutes or seconds, like 30d",
+              "pointer": "/target/http/timeout"
+            },
+            {
+              "code": "invalid_url",
+              "detail": "only http:// and https:// can be called",
+              "pointer": "/target/http/url"
+            },
+            {
+              "code": "reserved_header",
+              "detail": "this header is set by Reveille or belongs to the connection",
+              "hint": "leave it out",
+              "pointer": "/target/http/headers/Host"
+            },
+            {
+              "code": "invalid_header",
+              "detail": "a header's value has visible ASCII characters, spaces and tabs only, and one line",
+              "pointer": "/target/http/headers/y"
+            }
+          ],
+          "request_id": "REQUEST",
+          "status": 422,
+          "title": "The schedule cannot be kept as it is",
+          "type": "urn:reveille:problem:invalid_schedule"
+        }
+    "#]],
+    )
+    .await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_that_is_not_json_is_told_with_line_and_column() {
+    let world = World::start().await;
+    check(
+        &world,
+        "{\"at\": \"2035-01-02T03:04:05Z\",\n  \"target\": {,}}",
+        expect![[r#"
+        400
+        content-type: application/problem+json
+        {
+          "code": "malformed_json",
+          "detail": "key must be a string at line 2 column 14; send one JSON object in UTF-8",
+          "request_id": "REQUEST",
+          "status": 400,
+          "title": "The body is not JSON",
+          "type": "urn:reveille:problem:malformed_json"
+        }
+    "#]],
+    )
+    .await;
+    for body in ["", " ", "{", "{}x", "{\"at\": 01}", "\u{feff}{}", "{'at': 1}", "nul"] {
+        let answer = world.send("POST", "/v1/schedules", body).await;
+        assert_eq!((answer.status, answer.text("/code").as_str()), (400, "malformed_json"), "{body:?}");
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn json_that_is_no_object_is_refused() {
+    let world = World::start().await;
+    check(
+        &world,
+        "[1]",
+        expect![[r#"
+        422
+        content-type: application/problem+json
+        {
+          "code": "invalid_schedule",
+          "detail": "one thing is wrong with the body; see errors",
+          "errors": [
+            {
+              "code": "wrong_type",
+              "detail": "this is an array, and should be an object",
+              "pointer": ""
+            }
+          ],
+          "request_id": "REQUEST",
+          "status": 422,
+          "title": "The schedule cannot be kept as it is",
+          "type": "urn:reveille:problem:invalid_schedule"
+        }
+    "#]],
+    )
+    .await;
+    for body in ["null", "7", "\"x\"", "true", "1.5", "[]"] {
+        assert_eq!(world.send("POST", "/v1/schedules", body).await.status, 422, "{body}");
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn bytes_that_are_not_utf8_are_refused() {
+    let world = World::start().await;
+    let headers = format!("authorization: Bearer {KEY}\r\n");
+    let mut connection = world.connect().await;
+    for bytes in [&b"{\"id\": \"\xff\"}"[..], b"{\"payload\": \"\xc3\x28\"}"] {
+        let answer = connection.request("POST", "/v1/schedules", &headers, bytes).await;
+        assert_eq!((answer.status, answer.text("/code").as_str()), (400, "not_utf8"));
+    }
+    drop(connection);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_empty_object_is_told_what_is_needed() {
+    let world = World::start().await;
+    check(
+        &world,
+        "{}",
+        expect![[r#"
+        422
+        content-type: application/problem+json
+        {
+          "code": "invalid_schedule",
+          "detail": "2 things are wrong with the body; see errors",
+          "errors": [
+            {
+              "code": "missing_field",
+              "detail": "the body does not say when: at, cron or every is needed",
+              "hint": "one of \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\"",
+              "pointer": ""
+            },
+            {
+              "code": "missing_field",
+              "detail": "this field is needed",
+              "pointer": "/target"
+            }
+          ],
+          "request_id": "REQUEST",
+          "status": 422,
+          "title": "The schedule cannot be kept as it is",
+          "type": "urn:reveille:problem:invalid_schedule"
+        }
+    "#]],
+    )
+    .await;
+    check(
+        &world,
+        r#"{"at":null,"target":{"http":{}}}"#,
+        expect![[r#"
+        422
+        content-type: application/problem+json
+        {
+          "code": "invalid_schedule",
+          "detail": "2 things are wrong with the body; see errors",
+          "errors": [
+            {
+              "code": "missing_field",
+              "detail": "the body does not say when: at, cron or every is needed",
+              "hint": "one of \"at\": \"2030-01-02T03:04:05Z\", \"cron\": \"0 7 * * *\" or \"every\": \"30s\"",
+              "pointer": ""
+            },
+            {
+              "code": "missing_field",
+              "detail": "this field is needed",
+              "pointer": "/target/http/url"
+            }
+          ],
+          "request_id": "REQUEST",
+          "status": 422,
+          "title": "The schedule cannot be kept as it is",
+          "type": "urn:reveille:problem:invalid_schedule"
+        }
+    "#]],
+    )
+    .await;
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn each_wrong_time_has_its_code() {
+    let world = World::start().await;
+    let target = r#""target":{"http":{"url":"http://127.0.0.1/"}}"#;
+    for (when, pointer, code) in [
+        (r#""at":"2020-01-01T00:00:00Z""#, "/at", "time_in_past"),
+        (r#""at":"9998-12-31T23:59:59Z""#, "/at", "time_too_far"),
+        (r#""at":"2035-02-30T00:00:00Z""#, "/at", "invalid_time"),
+        (r#""at":"2035-13-01T00:00:00Z""#, "/at", "invalid_time"),
+        (r#""at":"2035-01-01T25:00:00Z""#, "/at", "invalid_time"),
+        (r#""at":"2035-01-01T00:00:00""#, "/at", "invalid_time"),
+        (r#""at":"2035-01-01""#, "/at", "invalid_time"),
+        (r#""at":"tomorrow""#, "/at", "invalid_time"),
+        (r#""at":"""#, "/at", "invalid_time"),
+        (r#""at":1893456000"#, "/at", "wrong_type"),
+        (r#""every":"1ms""#, "/every", "too_frequent"),
+        (r#""every":"0s""#, "/every", "too_frequent"),
+        (r#""every":"99999999d""#, "/every", "invalid_duration"),
+        (r#""every":"5000d""#, "/every", "interval_too_long"),
+        (r#""every":"-5s""#, "/every", "invalid_duration"),
+        (r#""every":"soon""#, "/every", "invalid_duration"),
+        (r#""cron":"* * *""#, "/cron", "invalid_cron"),
+        (r#""cron":"61 * * * *""#, "/cron", "invalid_cron"),
+        (r#""cron":"*/0 * * * *""#, "/cron", "invalid_cron"),
+        (r#""cron":"0 0 30 2 *""#, "/cron", "never_fires"),
+        (r#""cron":"0 7 * * *","zone":"Mars/Olympus""#, "/zone", "unknown_zone"),
+        (r#""at":"2035-01-01T00:00:00Z","zone":"UTC""#, "/zone", "zone_without_cron"),
+        (r#""at":"2035-01-01T00:00:00Z","every":"5m""#, "", "conflicting_fields"),
+    ] {
+        let answer = world.send("POST", "/v1/schedules", &format!("{{{when},{target}}}")).await;
+        assert_eq!(answer.status, 422, "{when}");
+        assert_eq!(answer.errors(), [(pointer.to_owned(), code.to_owned())], "{when}: {}", answer.body);
+    }
+    let cron = format!(r#""cron":"{}""#, "1,".repeat(500));
+    let answer = world.send("POST", "/v1/schedules", &format!("{{{cron},{target}}}")).await;
+    assert_eq!(answer.errors(), [("/cron".to_owned(), "too_long".to_owned())]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn each_wrong_field_has_its_code() {
+    let world = World::start().await;
+    let long = "x".repeat(10_000);
+    let many: Vec<String> = (0..40).map(|n| format!(r#""n{n}":"v""#)).collect();
+    let many = many.join(",");
+    let url = |url: &str| format!(r#""target":{{"http":{{"url":"{url}"}}}}"#);
+    let http = |field: &str| format!(r#""target":{{"http":{{"url":"http://h/",{field}}}}}"#);
+    let good = url("http://h/");
+    for (fields, pointer, code) in [
+        (format!(r#""id":"{long}",{good}"#), "/id", "invalid_id"),
+        (format!(r#""id":"",{good}"#), "/id", "invalid_id"),
+        (format!(r#""id":"é",{good}"#), "/id", "invalid_id"),
+        (format!(r#""labels":{{"a":"{long}"}},{good}"#), "/labels/a", "too_long"),
+        (format!(r#""labels":{{{many}}},{good}"#), "/labels", "too_many"),
+        (format!(r#""labels":{{"a":"b","a":"c"}},{good}"#), "/labels/a", "duplicate_field"),
+        (format!(r#""id":"a","id":"b",{good}"#), "/id", "duplicate_field"),
+        (format!(r#""payload":"{}",{good}"#, long.repeat(7)), "/payload", "payload_too_large"),
+        (format!(r#""retry":{{"attempts_max":0}},{good}"#), "/retry/attempts_max", "out_of_range"),
+        (format!(r#""retry":{{"attempts_max":-1}},{good}"#), "/retry/attempts_max", "out_of_range"),
+        (format!(r#""retry":{{"attempts_max":99999999999999}},{good}"#), "/retry/attempts_max", "out_of_range"),
+        (format!(r#""retry":{{"backoff_max":"9999d"}},{good}"#), "/retry/backoff_max", "out_of_range"),
+        (format!(r#""retry":[],{good}"#), "/retry", "wrong_type"),
+        (url("http://user:pass@h/"), "/target/http/url", "invalid_url"),
+        (url("/relative"), "/target/http/url", "invalid_url"),
+        (url(&format!("http://h/{long}")), "/target/http/url", "invalid_url"),
+        (http(r#""method":"CONNECT""#), "/target/http/method", "invalid_method"),
+        (http(r#""method":"GET\r\nx: y""#), "/target/http/method", "invalid_method"),
+        (http(r#""headers":{"X-A":"a\r\nInjected: b"}"#), "/target/http/headers/X-A", "invalid_header"),
+        (http(r#""headers":{"x\r\ny":"a"}"#), "/target/http/headers/x\r\ny", "invalid_header"),
+        (http(r#""headers":{"Webhook-Id":"a"}"#), "/target/http/headers/Webhook-Id", "reserved_header"),
+        (
+            http(r#""headers":{"transfer-encoding":"chunked"}"#),
+            "/target/http/headers/transfer-encoding",
+            "reserved_header",
+        ),
+        (http(r#""headers":{"A":"a","a":"b"}"#), "/target/http/headers/a", "duplicate_field"),
+        (http(&format!(r#""headers":{{{many}}}"#)), "/target/http/headers", "too_many"),
+        (http(r#""timeout":"1d""#), "/target/http/timeout", "out_of_range"),
+        (http(r#""timeout":5"#), "/target/http/timeout", "wrong_type"),
+    ] {
+        let answer = world.send("POST", "/v1/schedules", &format!(r#"{{"at":"2035-01-01T00:00:00Z",{fields}}}"#)).await;
+        let shown: String = fields.chars().take(80).collect();
+        assert_eq!(answer.status, 422, "{shown}");
+        assert_eq!(answer.errors(), [(pointer.to_owned(), code.to_owned())], "{shown}: {}", answer.body);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_with_an_error_every_few_bytes_has_a_short_answer() {
+    let world = World::start().await;
+    let fields: Vec<String> = (0..20_000).map(|n| format!("\"f{n}\":1")).collect();
+    let answer = world.send("POST", "/v1/schedules", &format!("{{{}}}", fields.join(","))).await;
+    assert_eq!((answer.status, answer.errors().len()), (422, 32));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn deep_nesting_is_no_burden() {
+    let world = World::start().await;
+    let deep = "[".repeat(30_000) + &"]".repeat(30_000);
+    assert_eq!(world.send("POST", "/v1/schedules", &body(&format!(r#","payload":{deep}"#))).await.status, 201);
+    let answer = world.send("POST", "/v1/schedules", &body(&format!(r#","labels":{deep}"#))).await;
+    assert_eq!(answer.errors(), [("/labels".to_owned(), "wrong_type".to_owned())]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_and_the_answer_arrives() {
+    let world = World::start().await;
+    let large = body(&format!(r#","payload":"{}""#, "x".repeat(5_000_000)));
+    let answer = world.send("POST", "/v1/schedules", &large).await;
+    expect![[r#"
+        413
+        content-type: application/problem+json
+        {
+          "code": "body_too_large",
+          "detail": "a body has at most 262144 bytes; keep large data elsewhere and send a reference to it",
+          "request_id": "REQUEST",
+          "status": 413,
+          "title": "The body is too large",
+          "type": "urn:reveille:problem:body_too_large"
+        }
+    "#]]
+    .assert_eq(&answer.shown());
+
+    let mut connection = world.connect().await;
+    let asking = format!(
+        "POST /v1/schedules HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\nexpect: 100-continue\r\ncontent-length: 5000000\r\n\r\n"
+    );
+    connection.write(asking.as_bytes()).await;
+    assert_eq!(connection.answer().await.status, 413, "without the body having been asked for");
+    drop(connection);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_without_a_good_key_is_turned_away() {
+    let world = World::start().await;
+    let mut connection = world.connect().await;
+    expect![[r#"
+        401
+        www-authenticate: Bearer realm="reveille"
+        content-type: application/problem+json
+        {
+          "code": "missing_credentials",
+          "detail": "send one header of the form `Authorization: Bearer KEY_ID.SECRET`",
+          "request_id": "REQUEST",
+          "status": 401,
+          "title": "An API key is needed",
+          "type": "urn:reveille:problem:missing_credentials"
+        }
+    "#]]
+    .assert_eq(&connection.request("POST", "/v1/schedules", "", body("").as_bytes()).await.shown());
+    drop(connection);
+    expect![[r#"
+        401
+        www-authenticate: Bearer realm="reveille", error="invalid_token"
+        content-type: application/problem+json
+        {
+          "code": "invalid_credentials",
+          "detail": "the key is wrong, or was revoked",
+          "request_id": "REQUEST",
+          "status": 401,
+          "title": "The API key is not known",
+          "type": "urn:reveille:problem:invalid_credentials"
+        }
+    "#]]
+    .assert_eq(&world.send_as("ours.secret-of-theirs", "POST", "/v1/schedules", &body("")).await.shown());
+    for key in ["nobody.secret", "ours.", ".secret-of-ours", "ours", "", "ours.secret-of-ours.", "OURS.secret-of-ours"]
+    {
+        assert_eq!(world.send_as(key, "GET", "/v1/schedules/a", "").await.status, 401, "{key}");
+    }
+    let mut connection = world.connect().await;
+    for header in [
+        format!("authorization: Basic {KEY}\r\n"),
+        format!("authorization: {KEY}\r\n"),
+        format!("authorization: Bearer {KEY}\r\nauthorization: Bearer {FOREIGN_KEY}\r\n"),
+        "authorization: Bearer \u{e9}.\u{e9}\r\n".to_owned(),
+    ] {
+        assert_eq!(connection.request("GET", "/v1/runs?dead_letter=true", &header, b"").await.status, 401, "{header}");
+    }
+    drop(connection);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
+    let world = World::start().await;
+    expect![[r#"
+        404
+        content-type: application/problem+json
+        {
+          "code": "route_not_found",
+          "detail": "\"/v2/schedules\" is no path of this API; docs/http-api.md lists them",
+          "request_id": "REQUEST",
+          "status": 404,
+          "title": "There is nothing at this path",
+          "type": "urn:reveille:problem:route_not_found"
+        }
+    "#]]
+    .assert_eq(&world.send("GET", "/v2/schedules", "").await.shown());
+    expect![[r#"
+        405
+        allow: GET,HEAD,PUT,DELETE
+        content-type: application/problem+json
+        {
+          "code": "method_not_allowed",
+          "detail": "PATCH is not taken here; the Allow header says what is",
+          "request_id": "REQUEST",
+          "status": 405,
+          "title": "The path does not take this method",
+          "type": "urn:reveille:problem:method_not_allowed"
+        }
+    "#]]
+    .assert_eq(&world.send("PATCH", "/v1/schedules/a", "").await.shown());
+    let headers = format!("authorization: Bearer {KEY}\r\ncontent-type: application/x-www-form-urlencoded\r\n");
+    let mut connection = world.connect().await;
+    expect![[r#"
+        415
+        content-type: application/problem+json
+        {
+          "code": "unsupported_media_type",
+          "detail": "the body is said to be \"application/x-www-form-urlencoded\"; send `Content-Type: application/json`",
+          "request_id": "REQUEST",
+          "status": 415,
+          "title": "The body's media type is not taken",
+          "type": "urn:reveille:problem:unsupported_media_type"
+        }
+    "#]].assert_eq(&connection.request("POST", "/v1/schedules", &headers, body("").as_bytes()).await.shown());
+    drop(connection);
+    for path in ["/v1/schedules/%ff", "/v1/schedules/a%20b", &format!("/v1/schedules/{}", "x".repeat(10_000))] {
+        assert_eq!(world.send("GET", path, "").await.text("/code"), "schedule_not_found");
+        let put = world.send("PUT", path, &body("")).await;
+        assert_eq!((put.status, put.text("/code").as_str()), (400, "invalid_parameter"));
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_is_kept_of_what_was_refused() {
+    let world = World::start().await;
+    for more in [r#","id":"half","every":"5m""#, r#","id":"half","labels":7"#, r#","id":"half","#] {
+        assert!(world.send("POST", "/v1/schedules", &body(more)).await.status >= 400);
+        assert!(world.send("PUT", "/v1/schedules/half", &body(more)).await.status >= 400);
+    }
+    assert_eq!(world.send("GET", "/v1/schedules/half", "").await.status, 404);
+    world.stop().await;
+}

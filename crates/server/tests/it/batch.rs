@@ -1,0 +1,135 @@
+use serde_json::Value;
+use server::Options;
+
+use crate::support::{Answer, KEY, World, body};
+
+fn lines(answer: &Answer) -> Vec<Value> {
+    answer.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn each_line_is_answered_in_order_and_a_bad_one_hurts_no_other() {
+    let world = World::start().await;
+    let batch = [
+        body(r#","id":"a""#),
+        "{".to_owned(),
+        body(r#","id":"b""#),
+        String::new(),
+        body(r#","id":"a""#),
+        body(r#","labels":7"#),
+        body(r#","id":"c""#),
+    ];
+    let answer = world.send("POST", "/v1/schedules:batch", &batch.join("\n")).await;
+    assert_eq!(answer.header("content-type"), Some("application/x-ndjson"));
+    let told: Vec<_> = lines(&answer)
+        .iter()
+        .map(|line| {
+            let what = line.pointer("/schedule/id").or(line.pointer("/problem/code")).unwrap();
+            (line["line"].as_u64().unwrap(), line["status"].as_u64().unwrap(), what.as_str().unwrap().to_owned())
+        })
+        .collect();
+    let told: Vec<_> = told.iter().map(|(line, status, what)| (*line, *status, what.as_str())).collect();
+    assert_eq!(
+        told,
+        [
+            (1, 201, "a"),
+            (2, 400, "malformed_json"),
+            (3, 201, "b"),
+            (5, 409, "schedule_exists"),
+            (6, 422, "invalid_schedule"),
+            (7, 201, "c"),
+        ]
+    );
+    for id in ["a", "b", "c"] {
+        assert_eq!(world.send("GET", &format!("/v1/schedules/{id}"), "").await.status, 200);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_long_batch_is_answered_line_by_line() {
+    let world = World::start().await;
+    let batch: String = (0..5_000).map(|n| body(&format!(r#","id":"n{n}""#)) + "\n").collect();
+    let answer = world.send("POST", "/v1/schedules:batch", &batch).await;
+    let lines = lines(&answer);
+    assert_eq!(lines.len(), 5_000);
+    for (number, line) in lines.iter().enumerate() {
+        assert_eq!(line["line"].as_u64(), Some(number as u64 + 1));
+        assert_eq!(line.pointer("/schedule/id").and_then(Value::as_str), Some(format!("n{number}").as_str()));
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_line_is_answered_before_the_next_is_sent() {
+    let world = World::start().await;
+    let mut connection = world.connect().await;
+    let head = format!(
+        "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\n\
+         content-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+    );
+    connection.write(head.as_bytes()).await;
+    for round in 1..=3 {
+        let line = body("") + "\n";
+        connection.write(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes()).await;
+        if round == 1 {
+            connection.read_head().await;
+        }
+        let result: Value = serde_json::from_slice(&connection.read_chunk().await).unwrap();
+        assert_eq!((result["line"].as_u64(), result["status"].as_u64()), (Some(round), Some(201)));
+    }
+    connection.write(b"0\r\n\r\n").await;
+    assert!(connection.read_chunk().await.is_empty());
+    drop(connection);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_line_that_is_too_long_is_refused_and_the_next_is_taken() {
+    let world = World::start_with(Options { body_bytes_max: 4_096, ..Options::default() }).await;
+    let long = body(&format!(r#","labels":{{"a":"{}"}}"#, "x".repeat(300_000)));
+    let batch = [body(""), long.clone(), body(""), long].join("\n");
+    let answer = world.send("POST", "/v1/schedules:batch", &batch).await;
+    let statuses: Vec<_> = lines(&answer).iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    assert_eq!(statuses, [201, 413, 201, 413]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_of_too_many_lines_is_stopped_where_it_is() {
+    let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
+    let batch: String = (0..10).map(|_| body("") + "\n").collect();
+    let answer = world.send("POST", "/v1/schedules:batch", &batch).await;
+    let lines = lines(&answer);
+    let statuses: Vec<_> = lines.iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    assert_eq!(statuses, [201, 201, 201, 413]);
+    assert_eq!(lines[3].pointer("/problem/code").and_then(Value::as_str), Some("batch_too_long"));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_that_stops_coming_is_ended_with_what_came() {
+    let options = Options { body_timeout: std::time::Duration::from_millis(50), ..Options::default() };
+    let world = World::start_with(options).await;
+    let mut connection = world.connect().await;
+    let line = body("") + "\n";
+    let head = format!(
+        "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\ncontent-length: 100000\r\n\r\n{line}"
+    );
+    connection.write(head.as_bytes()).await;
+    let answer = connection.answer().await;
+    let statuses: Vec<_> = lines(&answer).iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    assert_eq!(statuses, [201, 408]);
+    drop(connection);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_full_disk_is_told_on_each_line() {
+    let world = World::start().await;
+    world.store.set_health(store::Health::Full);
+    let answer = world.send("POST", "/v1/schedules:batch", &[body(""), body("")].join("\n")).await;
+    let statuses: Vec<_> = lines(&answer).iter().map(|line| line["status"].as_u64().unwrap()).collect();
+    assert_eq!(statuses, [507, 507]);
+    world.stop().await;
+}

@@ -1,0 +1,44 @@
+use store::Health;
+
+use crate::support::{World, body};
+
+#[tokio::test]
+async fn a_full_disk_refuses_new_schedules_and_nothing_else() {
+    let world = World::start().await;
+    assert_eq!(world.send("PUT", "/v1/schedules/mine", &body("")).await.status, 201);
+    assert_eq!(world.send("GET", "/readyz", "").await.body, r#"{"status":"ready"}"#);
+    world.store.set_health(Health::Full);
+    let refused = world.send("POST", "/v1/schedules", &body("")).await;
+    assert_eq!((refused.status, refused.text("/code").as_str()), (507, "storage_full"));
+    assert_eq!(refused.header("retry-after"), Some("30"));
+    assert_eq!(world.send("GET", "/v1/schedules/mine", "").await.status, 200);
+    assert_eq!(world.send("GET", "/readyz", "").await.body, r#"{"status":"storage_full"}"#);
+    world.store.set_health(Health::Ready);
+    assert_eq!(world.send("POST", "/v1/schedules", &body("")).await.status, 201);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_closed_store_is_not_ready() {
+    let world = World::start().await;
+    world.store.set_health(Health::Closed);
+    assert_eq!(world.send("GET", "/healthz", "").await.status, 200);
+    let ready = world.send("GET", "/readyz", "").await;
+    assert_eq!((ready.status, ready.text("/code").as_str()), (503, "store_unavailable"));
+    let refused = world.send("POST", "/v1/schedules", &body("")).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn metrics_count_requests_by_route_and_never_by_path() {
+    let world = World::start().await;
+    world.send("GET", "/v1/schedules/of-a-tenant", "").await;
+    let metrics = world.send("GET", "/metrics", "").await;
+    let wanted = r#"reveille_http_request_duration_seconds_count{route="GET /v1/schedules/{id}",status="404"} 1"#;
+    assert!(metrics.body.contains(wanted), "{}", metrics.body);
+    assert!(metrics.body.contains("reveille_start_lateness_seconds"), "the scheduler's families come first");
+    assert!(!metrics.body.contains("of-a-tenant"));
+    assert_eq!(metrics.body.matches("# EOF").count(), 1);
+    world.stop().await;
+}

@@ -1,0 +1,202 @@
+use expect_test::expect;
+
+use crate::support::{FOREIGN_KEY, World, body};
+
+#[tokio::test]
+async fn a_schedule_is_made_read_replaced_and_cancelled() {
+    let world = World::start().await;
+    let made = world.send("POST", "/v1/schedules", &body("")).await;
+    expect![[r#"
+        201
+        location: /v1/schedules/ID
+        content-type: application/json
+        {
+          "created_at": "TIME",
+          "id": "ID",
+          "next": "TIME",
+          "revision": 0,
+          "state": "active",
+          "updated_at": "TIME"
+        }
+    "#]]
+    .assert_eq(&made.shown());
+    let path = made.header("location").unwrap().to_owned();
+    assert_eq!(path, format!("/v1/schedules/{}", made.text("/id")));
+    expect![[r#"
+        200
+        content-type: application/json
+        {
+          "at": "TIME",
+          "created_at": "TIME",
+          "id": "ID",
+          "labels": {},
+          "next": "TIME",
+          "retry": {
+            "attempts_max": 5,
+            "backoff": "1s",
+            "backoff_max": "10m"
+          },
+          "revision": 0,
+          "state": "active",
+          "target": {
+            "http": {
+              "headers": {},
+              "method": "POST",
+              "timeout": "10s",
+              "url": "http://127.0.0.1:9/hook"
+            }
+          },
+          "updated_at": "TIME"
+        }
+    "#]]
+    .assert_eq(&world.send("GET", &path, "").await.shown());
+
+    let replaced = world.send("PUT", &path, &body(r#","labels":{"team":"red"}"#)).await;
+    assert_eq!((replaced.status, replaced.text("/revision")), (200, "1".to_owned()));
+    assert_eq!(world.send("GET", &path, "").await.text("/labels/team"), "red");
+
+    let cancelled = world.send("DELETE", &path, "").await;
+    assert_eq!((cancelled.status, cancelled.body.as_str()), (200, r#"{"result":"cancelled"}"#));
+    assert_eq!(world.send("GET", &path, "").await.text("/state"), "cancelled");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn everything_that_was_asked_for_is_read_back() {
+    let world = World::start().await;
+    let asked = r#"{
+        "id": "nightly-report", "cron": "30 2 * * *", "zone": "Europe/Berlin",
+        "target": {"http": {"url": "https://example.org/a?b=c", "method": "PUT", "headers": {"X-Team": "red"}, "timeout": "PT3S"}},
+        "payload": [1, 2.50, "x"],
+        "labels": {"a": "b"},
+        "retry": {"attempts_max": 3, "backoff": "2s", "backoff_max": "1m"}
+    }"#;
+    assert_eq!(world.send("POST", "/v1/schedules", asked).await.status, 201);
+    expect![[r#"
+        200
+        content-type: application/json
+        {
+          "created_at": "TIME",
+          "cron": "30 2 * * *",
+          "id": "nightly-report",
+          "labels": {
+            "a": "b"
+          },
+          "next": "TIME",
+          "payload": [
+            1,
+            2.5,
+            "x"
+          ],
+          "retry": {
+            "attempts_max": 3,
+            "backoff": "2s",
+            "backoff_max": "1m"
+          },
+          "revision": 0,
+          "state": "active",
+          "target": {
+            "http": {
+              "headers": {
+                "x-team": "red"
+              },
+              "method": "PUT",
+              "timeout": "3s",
+              "url": "https://example.org/a?b=c"
+            }
+          },
+          "updated_at": "TIME",
+          "zone": "Europe/Berlin"
+        }
+    "#]]
+    .assert_eq(&world.send("GET", "/v1/schedules/nightly-report", "").await.shown());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_payloads_bytes_are_kept_as_they_were_sent() {
+    let payloads = [
+        "null",
+        "{}",
+        "{ \"b\" : 1 ,\t\"a\":\r\n 2 }",
+        "123456789012345678901234567890.000e+0010",
+        r#""\u0041\/\ud83d\ude00 é 😀""#,
+        r#"{"a":1,"a":2}"#,
+        "[[[[1,  2],\n3]]]",
+        r#""\ud800""#,
+        "1e999",
+    ];
+    let world = World::start().await;
+    for (number, payload) in payloads.into_iter().enumerate() {
+        let made =
+            world.send("POST", "/v1/schedules", &body(&format!(r#","id":"p{number}","payload":{payload}"#))).await;
+        assert_eq!(made.status, 201, "{payload}: {}", made.body);
+        let read = world.send("GET", &format!("/v1/schedules/p{number}"), "").await;
+        assert!(read.body.contains(&format!(r#""payload":{payload},"labels""#)), "{payload}: {}", read.body);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_put_makes_a_schedule_of_the_name_it_is_given() {
+    let world = World::start().await;
+    let made = world.send("PUT", "/v1/schedules/mine", &body("")).await;
+    assert_eq!((made.status, made.header("location")), (201, Some("/v1/schedules/mine")));
+    let again = world.send("PUT", "/v1/schedules/mine", &body(r#","id":"mine""#)).await;
+    assert_eq!((again.status, again.header("location")), (200, None));
+    world.send("DELETE", "/v1/schedules/mine", "").await;
+    assert_eq!(world.send("PUT", "/v1/schedules/mine", &body("")).await.status, 201);
+    let other = world.send("PUT", "/v1/schedules/mine", &body(r#","id":"yours""#)).await;
+    assert_eq!(other.errors(), [("/id".to_owned(), "id_mismatch".to_owned())]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_post_of_an_id_that_exists_is_a_conflict() {
+    let world = World::start().await;
+    assert_eq!(world.send("POST", "/v1/schedules", &body(r#","id":"mine""#)).await.status, 201);
+    let second = world.send("POST", "/v1/schedules", &body(r#","id":"mine""#)).await;
+    expect![[r#"
+        409
+        content-type: application/problem+json
+        {
+          "code": "schedule_exists",
+          "detail": "choose another id, or replace the schedule with PUT /v1/schedules/{id}",
+          "request_id": "REQUEST",
+          "status": 409,
+          "title": "A schedule of this id exists",
+          "type": "urn:reveille:problem:schedule_exists"
+        }
+    "#]]
+    .assert_eq(&second.shown());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_tenant_sees_nothing_of_another() {
+    let world = World::start().await;
+    assert_eq!(world.send("PUT", "/v1/schedules/mine", &body("")).await.status, 201);
+    for (method, path) in
+        [("GET", "/v1/schedules/mine"), ("DELETE", "/v1/schedules/mine"), ("GET", "/v1/schedules/mine/runs")]
+    {
+        let answer = world.send_as(FOREIGN_KEY, method, path, "").await;
+        assert_eq!((answer.status, answer.text("/code").as_str()), (404, "schedule_not_found"), "{method} {path}");
+    }
+    assert_eq!(world.send_as(FOREIGN_KEY, "PUT", "/v1/schedules/mine", &body("")).await.status, 201);
+    assert_eq!(world.send("GET", "/v1/schedules/mine", "").await.text("/revision"), "0");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn an_instant_is_never_rounded_to_an_earlier_one() {
+    let world = World::start().await;
+    for (sent, kept) in [
+        ("2035-01-02T03:04:05.0001Z", "2035-01-02T03:04:05.001Z"),
+        ("2035-01-02T03:04:05.999999999Z", "2035-01-02T03:04:06.000Z"),
+        ("2035-01-02t03:04:05.120+01:00", "2035-01-02T02:04:05.120Z"),
+    ] {
+        let body = body("").replace("2035-01-02T03:04:05Z", sent);
+        assert_eq!(world.send("POST", "/v1/schedules", &body).await.text("/next"), kept);
+    }
+    world.stop().await;
+}

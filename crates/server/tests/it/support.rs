@@ -1,0 +1,287 @@
+//! A server to talk to, and a client that sends exactly the bytes it is given.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{AttemptResult, Target, TenantId};
+use futures_util::future::{BoxFuture, FutureExt, ready};
+use runtime::Runtime;
+use scheduler::{Deliver, Delivered, Delivery, Scheduler};
+use serde_json::Value;
+use server::{Options, Server};
+use sha2::{Digest, Sha256};
+use store::memory::{MemoryOptions, MemoryStore};
+use store::tenant::SecretBytes;
+use store::{ApiKey, Role, Store, Tenant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+pub(crate) const KEY: &str = "ours.secret-of-ours";
+pub(crate) const FOREIGN_KEY: &str = "theirs.secret-of-theirs";
+/// Nothing here takes so long; a test that would hang fails instead.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) struct World {
+    pub(crate) runtime: Runtime,
+    pub(crate) store: Arc<MemoryStore>,
+    pub(crate) address: SocketAddr,
+    scheduler: Scheduler,
+    stop: CancellationToken,
+    serving: BoxFuture<'static, ()>,
+}
+
+impl World {
+    pub(crate) async fn start() -> World {
+        World::start_with(Options::default()).await
+    }
+
+    pub(crate) async fn start_with(options: Options) -> World {
+        let runtime = Runtime::real();
+        let store = Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()));
+        store.put_tenant(tenant(1, KEY)).await.unwrap();
+        store.put_tenant(tenant(2, FOREIGN_KEY)).await.unwrap();
+        let deliver = Arc::new(DeliverByPath);
+        let scheduler =
+            Scheduler::start(&runtime, store.clone(), deliver, scheduler::Options::default()).await.unwrap();
+        let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..options };
+        let server = Server::bind(runtime.clone(), scheduler.clone(), options).await.unwrap();
+        let address = server.local_addr();
+        let stop = CancellationToken::new();
+        let serving = runtime.spawn("server", server.serve_until(stop.clone().cancelled_owned())).end;
+        World { runtime, store, address, scheduler, stop, serving: serving.map(drop).boxed() }
+    }
+
+    /// Ends the server in the way an operator would; only then is it known that nothing was left open.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        self.runtime.timeout(PATIENCE, self.serving).await.expect("the server drains");
+        self.scheduler.stop().await;
+    }
+
+    pub(crate) fn begin_stop(&self) {
+        self.stop.cancel();
+    }
+
+    pub(crate) async fn connect(&self) -> Connection {
+        let stream = TcpStream::connect(self.address).await.unwrap();
+        Connection { runtime: self.runtime.clone(), stream, read: Vec::new() }
+    }
+
+    /// One request with our key on a connection of its own.
+    pub(crate) async fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+        self.send_as(KEY, method, path, body).await
+    }
+
+    pub(crate) async fn send_as(&self, key: &str, method: &str, path: &str, body: &str) -> Answer {
+        let media = if path.ends_with(":batch") { "application/x-ndjson" } else { "application/json" };
+        let headers = format!("authorization: Bearer {key}\r\ncontent-type: {media}\r\n");
+        self.connect().await.request(method, path, &headers, body.as_bytes()).await
+    }
+}
+
+fn tenant(number: u32, key: &str) -> Tenant {
+    let (id, secret) = key.split_once('.').unwrap();
+    let secret_sha256 = Sha256::digest(secret.as_bytes()).into();
+    Tenant {
+        id: TenantId(number),
+        name: format!("tenant-{number}"),
+        generations: vec![4],
+        signing_secret: SecretBytes(vec![7; 32]),
+        keys: vec![ApiKey { id: id.to_owned(), secret_sha256, role: Role::Admin }],
+    }
+}
+
+/// Stands for the world outside: it answers by the last part of the path it is called with.
+struct DeliverByPath;
+
+impl Deliver for DeliverByPath {
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Delivered> {
+        let Target::Http(http) = &delivery.schedule.spec.target;
+        let status = http.url.rsplit('/').next().and_then(|part| part.parse().ok()).unwrap_or(200);
+        ready(Delivered { result: AttemptResult::Answered(status), retry_after: None }).boxed()
+    }
+}
+
+pub(crate) struct Connection {
+    runtime: Runtime,
+    pub(crate) stream: TcpStream,
+    read: Vec<u8>,
+}
+
+impl Connection {
+    pub(crate) async fn request(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
+        let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n{headers}content-length: {}\r\n\r\n", body.len());
+        self.write(&[head.as_bytes(), body].concat()).await;
+        self.answer().await
+    }
+
+    pub(crate) async fn write(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).await.unwrap();
+    }
+
+    /// The next answer, its body decoded.
+    pub(crate) async fn answer(&mut self) -> Answer {
+        let runtime = self.runtime.clone();
+        runtime.timeout(PATIENCE, self.read_answer()).await.expect("the server answers")
+    }
+
+    /// Whether the server closes this connection without another word.
+    pub(crate) async fn is_closed(&mut self) -> bool {
+        let mut rest = Vec::new();
+        let read = self.stream.read_to_end(&mut rest);
+        let ended = self.runtime.timeout(PATIENCE, read).await.expect("the server closes the connection");
+        self.read.is_empty() && rest.is_empty() && ended.is_ok()
+    }
+
+    async fn read_answer(&mut self) -> Answer {
+        let head_end = loop {
+            if let Some(at) = self.read.windows(4).position(|window| window == b"\r\n\r\n") {
+                break at + 4;
+            }
+            self.read_some().await;
+        };
+        let head: Vec<u8> = self.read.drain(..head_end).collect();
+        let head = String::from_utf8(head).unwrap();
+        let mut lines = head.lines();
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let headers: Vec<(String, String)> = lines
+            .filter_map(|line| line.split_once(": "))
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        let header = |wanted: &str| headers.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
+        let body = match header("content-length") {
+            Some(length) => self.take(length.parse().unwrap()).await,
+            None if header("transfer-encoding") == Some("chunked") => self.read_chunks().await,
+            None => Vec::new(),
+        };
+        Answer { status, headers, body: String::from_utf8(body).unwrap() }
+    }
+
+    async fn read_chunks(&mut self) -> Vec<u8> {
+        let mut body = Vec::new();
+        loop {
+            let chunk = self.read_chunk().await;
+            if chunk.is_empty() {
+                return body;
+            }
+            body.extend(chunk);
+        }
+    }
+
+    /// The head of an answer that is still to be streamed.
+    pub(crate) async fn read_head(&mut self) {
+        while !self.read.windows(4).any(|window| window == b"\r\n\r\n") {
+            self.read_some().await;
+        }
+        let end = self.read.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
+        self.read.drain(..end);
+    }
+
+    pub(crate) async fn read_chunk(&mut self) -> Vec<u8> {
+        let line_end = loop {
+            if let Some(at) = self.read.windows(2).position(|window| window == b"\r\n") {
+                break at + 2;
+            }
+            self.read_some().await;
+        };
+        let line: Vec<u8> = self.read.drain(..line_end).collect();
+        let length = usize::from_str_radix(std::str::from_utf8(&line).unwrap().trim(), 16).unwrap();
+        let chunk = self.take(length).await;
+        self.take(2).await;
+        chunk
+    }
+
+    async fn take(&mut self, length: usize) -> Vec<u8> {
+        while self.read.len() < length {
+            self.read_some().await;
+        }
+        self.read.drain(..length).collect()
+    }
+
+    async fn read_some(&mut self) {
+        let mut piece = [0; 16 * 1024];
+        let length = self.stream.read(&mut piece).await.unwrap();
+        assert!(length > 0, "the server closed the connection after {:?}", String::from_utf8_lossy(&self.read));
+        self.read.extend_from_slice(&piece[..length]);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    headers: Vec<(String, String)>,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn header(&self, wanted: &str) -> Option<&str> {
+        self.headers.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    pub(crate) fn text(&self, pointer: &str) -> String {
+        let json = self.json();
+        let value = json.pointer(pointer).unwrap_or_else(|| panic!("{pointer} is not in {json}"));
+        value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+    }
+
+    /// For a snapshot: status, headers that carry meaning, and the body with what changes from run to run blotted out.
+    pub(crate) fn shown(&self) -> String {
+        let mut shown = format!("{}\n", self.status);
+        for name in ["allow", "location", "retry-after", "www-authenticate", "content-type"] {
+            if let Some(value) = self.header(name) {
+                shown += &format!("{name}: {}\n", blotted(value));
+            }
+        }
+        let body = match serde_json::from_str::<Value>(&self.body) {
+            Ok(json) => serde_json::to_string_pretty(&json).unwrap(),
+            Err(_) => self.body.clone(),
+        };
+        shown + &blotted(&body) + "\n"
+    }
+
+    /// Code and pointer of each error.
+    pub(crate) fn errors(&self) -> Vec<(String, String)> {
+        let errors = self.json()["errors"].as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+        errors.iter().map(|error| (text(&error["pointer"]), text(&error["code"]))).collect()
+    }
+}
+
+/// Instants and ids made by the server become `TIME`, `REQUEST` and `ID`.
+pub(crate) fn blotted(text: &str) -> String {
+    let is_instant = |word: &str| word.len() == 24 && word.ends_with('Z') && word.as_bytes()[10] == b'T';
+    let is_request = |word: &str| {
+        let parts = word.split_once('-');
+        parts.is_some_and(|(start, count)| {
+            start.len() == 8 && !count.is_empty() && word.bytes().all(|c| c.is_ascii_hexdigit() || c == b'-')
+        })
+    };
+    let is_id =
+        |word: &str| word.len() == 27 && word.starts_with('s') && word.bytes().all(|c| c.is_ascii_alphanumeric());
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == ':' || c == '.';
+    let mut blotted = String::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let end = rest.find(|c| !is_part(c)).unwrap_or(rest.len()).max(first.len_utf8());
+        let (word, tail) = rest.split_at(end);
+        blotted += match word {
+            word if is_instant(word) => "TIME",
+            word if is_request(word) => "REQUEST",
+            word if is_id(word) => "ID",
+            word => word,
+        };
+        rest = tail;
+    }
+    blotted
+}
+
+/// A body that is right, with `more` fields.
+pub(crate) fn body(more: &str) -> String {
+    format!(r#"{{"at":"2035-01-02T03:04:05Z","target":{{"http":{{"url":"http://127.0.0.1:9/hook"}}}}{more}}}"#)
+}
