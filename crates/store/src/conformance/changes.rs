@@ -35,7 +35,9 @@ fn replacing(scene: &Scene, schedule: &Schedule, at: Timestamp) -> Insert {
 /// Puts over `schedule`, which is not cancelled, and checks what comes of it.
 async fn put_over(owner: Owner<'_>, schedule: &Schedule, at: Timestamp) -> Arc<Schedule> {
     let scene = owner.scene;
-    let insert = replacing(scene, schedule, at);
+    let mut insert = replacing(scene, schedule, at);
+    // Whoever asks may know only the pollers that the tenant's quota gives new schedules now.
+    Arc::make_mut(&mut insert.schedule).poller.generation += 1;
     let expected = Arc::new(Schedule {
         incarnation: schedule.incarnation,
         poller: schedule.poller,
