@@ -36,7 +36,13 @@ pub(crate) fn read_schedule(
     let mut found = Vec::new();
     let mut errors = Errors::new(&mut found);
     let fields = reader::read_document::<ScheduleFields<'_>>(text, &mut errors).map_err(|error| malformed(&error))?;
-    let wanted = fields.map(|fields| check::check(fields, named, limits, now, &mut errors));
+    let wanted = match fields {
+        Some(fields) => Some(check::check(fields, named, limits, now, &mut errors)),
+        None => {
+            reader::note_null(&mut errors);
+            None
+        }
+    };
     match wanted {
         Some(wanted) if found.is_empty() => Ok(wanted),
         _ => Err(refuse_fields(Kind::InvalidSchedule, summary(found.len()), found)),

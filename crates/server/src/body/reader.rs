@@ -40,6 +40,13 @@ pub(super) fn read_document<'de, F: Fields<'de>>(
     Ok(fields)
 }
 
+/// A field may be `null`, a whole document may not; any other wrong type was noted when it was read.
+pub(super) fn note_null(errors: &mut Errors<'_>) {
+    if !errors.are_here() {
+        wrong_type(errors.borrow(), "an object", "null");
+    }
+}
+
 /// Each returns `None` for `null`, which is as good as leaving the field out, and for what it has noted as wrong.
 pub(super) fn text<'de, A: MapAccess<'de>>(
     map: &mut A,

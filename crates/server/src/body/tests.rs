@@ -1,1 +1,186 @@
-//! See the parent.
+use domain::limits::Limits;
+use domain::{Timestamp, When};
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::from_millis(2_000_000_000_000);
+
+fn read(bytes: &[u8]) -> Result<Wanted, api::Problem> {
+    read_schedule(bytes, None, &Limits::default(), NOW).map_err(|refused| refused.into_problem(None))
+}
+
+const VALID: [&str; 4] = [
+    r#"{"at":"2035-01-02T03:04:05Z","target":{"http":{"url":"http://127.0.0.1:9/hook"}}}"#,
+    r#"{"id":"a-b_C","every":"1h30m","target":{"http":{"url":"https://example.org","method":"PUT","headers":{"X-A":"b"},"timeout":"3s"}},"payload":{"a":[1,2.5,null]},"labels":{"k":"v\u00e9"},"retry":{"attempts_max":3,"backoff":"1s","backoff_max":"1m"}}"#,
+    r#"{"cron":"0 7 * * *","zone":"Europe/Berlin","target":{"http":{"url":"http://h/","headers":null}},"payload":null}"#,
+    r#" { "retry" : { } , "payload" : "x" , "target" : { "http" : { "url" : "http:\/\/h" } } , "every" : "PT30S" } "#,
+];
+
+#[test]
+fn valid_bodies_are_taken() {
+    for body in VALID {
+        assert!(read(body.as_bytes()).is_ok(), "{body}: {:?}", read(body.as_bytes()));
+    }
+}
+
+#[test]
+fn a_time_before_the_epoch_is_past_and_not_a_fault() {
+    let body = VALID[0].replace("2035", "0001");
+    assert_eq!(read(body.as_bytes()).unwrap_err().errors[0].code, "time_in_past");
+}
+
+#[test]
+fn a_fraction_of_a_millisecond_is_rounded_up() {
+    let body = VALID[0].replace("05Z", "05.000000001Z");
+    let When::At(at) = read(body.as_bytes()).unwrap().spec.when else { panic!("it was an instant") };
+    assert_eq!(at.as_millis() % 1_000, 1);
+}
+
+/// How a problem stands to the derived reader of the wire types.
+enum Shape {
+    /// Both refuse it.
+    Wrong,
+    /// Only ours does: the derived one takes arrays for structures and the last of equal keys, and knows no values.
+    Stricter,
+    /// It is about what a field means.
+    Right,
+}
+
+fn shape(error: &api::FieldError) -> Shape {
+    match &*error.code {
+        "missing_field" if error.pointer.as_deref() == Some("") => Shape::Right,
+        "wrong_type" if error.detail.starts_with("this is an array") => Shape::Stricter,
+        // A number that no `u16` holds.
+        "duplicate_field" | "out_of_range" => Shape::Stricter,
+        "wrong_type" | "unknown_field" | "missing_field" => Shape::Wrong,
+        _ => Shape::Right,
+    }
+}
+
+/// The derived reader of the wire types says the same of every body's shape as the one that collects errors.
+fn agrees_with_the_wire_types(text: &str) {
+    let derived = serde_json::from_str::<api::ScheduleRequest>(text);
+    let errors = match read(text.as_bytes()) {
+        Ok(_) => Vec::new(),
+        Err(problem) if problem.code == "malformed_json" => {
+            assert!(derived.is_err(), "{text}: {problem:?}");
+            return;
+        }
+        Err(problem) => problem.errors,
+    };
+    if errors.iter().any(|error| matches!(shape(error), Shape::Wrong)) {
+        assert!(derived.is_err(), "{text}: {errors:?}");
+    } else if errors.iter().all(|error| matches!(shape(error), Shape::Right)) {
+        assert!(derived.is_ok(), "{text}: {:?} {errors:?}", derived.err());
+    }
+}
+
+fn json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop_oneof![Just("1h"), Just("2035-01-02T03:04:05Z"), Just("http://h/"), Just("UTC"), Just("* * * * *")]
+            .prop_map(Value::from),
+        ".{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        let key = prop_oneof![
+            prop::sample::select(vec!["at", "cron", "every", "id", "zone", "target", "http", "url", "headers"]),
+            prop::sample::select(vec!["payload", "labels", "retry", "attempts_max", "backoff", "method", "x"]),
+        ];
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec((key, inner), 0..5)
+                .prop_map(|pairs| pairs.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()),
+        ]
+    })
+}
+
+/// A valid body with one value somewhere in it replaced, or one key added.
+fn nearly_valid() -> impl Strategy<Value = String> {
+    (prop::sample::select(VALID.to_vec()), json(), any::<prop::sample::Index>(), any::<bool>()).prop_map(
+        |(body, replacement, index, is_added)| {
+            let mut body: Value = serde_json::from_str(body).unwrap();
+            let mut pointers = Vec::new();
+            list_pointers(&body, String::new(), &mut pointers);
+            let pointer = index.get(&pointers).clone();
+            let place = body.pointer_mut(&pointer).unwrap();
+            match place {
+                Value::Object(fields) if is_added => drop(fields.insert("zone".to_owned(), replacement)),
+                place => *place = replacement,
+            }
+            body.to_string()
+        },
+    )
+}
+
+fn list_pointers(value: &Value, at: String, into: &mut Vec<String>) {
+    if let Value::Object(fields) = value {
+        for (name, field) in fields {
+            list_pointers(field, format!("{at}/{name}"), into);
+        }
+    }
+    into.push(at);
+}
+
+/// A valid body with a few bytes changed, removed or doubled.
+fn mangled() -> impl Strategy<Value = Vec<u8>> {
+    let edit = (
+        any::<prop::sample::Index>(),
+        0..3_u8,
+        prop_oneof![any::<u8>(), prop::sample::select(b"{}[]\",:\\0".to_vec())],
+    );
+    (prop::sample::select(VALID.to_vec()), prop::collection::vec(edit, 1..4)).prop_map(|(body, edits)| {
+        let mut bytes = body.as_bytes().to_vec();
+        for (index, kind, byte) in edits {
+            let at = index.index(bytes.len());
+            match kind {
+                0 => bytes[at] = byte,
+                1 => drop(bytes.remove(at)),
+                _ => bytes.insert(at, byte),
+            }
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_bytes_are_too_strange(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        prop_assert!(read(&bytes).is_err());
+    }
+
+    #[test]
+    fn a_mangled_body_is_taken_or_refused_as_the_wire_types_do(bytes in mangled()) {
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => agrees_with_the_wire_types(text),
+            Err(_) => prop_assert_eq!(read(&bytes).unwrap_err().code, "not_utf8"),
+        }
+    }
+
+    #[test]
+    fn a_body_of_any_json_is_taken_or_refused_as_the_wire_types_do(body in json()) {
+        agrees_with_the_wire_types(&body.to_string());
+    }
+
+    #[test]
+    fn a_nearly_valid_body_is_taken_or_refused_as_the_wire_types_do(body in nearly_valid()) {
+        agrees_with_the_wire_types(&body);
+    }
+
+    #[test]
+    fn every_error_points_into_the_body(body in nearly_valid()) {
+        let sent: Value = serde_json::from_str(&body).unwrap();
+        for error in read(body.as_bytes()).err().map(|problem| problem.errors).unwrap_or_default() {
+            let pointer = error.pointer.unwrap();
+            let is_there = sent.pointer(&pointer).is_some() || error.code == "missing_field";
+            prop_assert!(is_there, "{} is not in {}", pointer, body);
+        }
+    }
+}
