@@ -51,6 +51,7 @@ async fn main() -> Result<(), Failure> {
     let clients: Vec<(&str, Arc<dyn Caller>)> = vec![
         ("hyper-util legacy client", Arc::new(Legacy::new(address))),
         ("hyper, a task per connection", Arc::new(Tasks::new(&runtime, address))),
+        ("hyper, driven by the caller", Arc::new(Driven::new(address))),
         ("callback, signed", Arc::new(Callback::new(&runtime, address)?)),
     ];
     for _ in 0..3 {
@@ -187,6 +188,50 @@ impl Caller for Tasks {
             answer.into_body().collect().await.expect("the receiver answers in full");
             poll_fn(|context| sender.poll_ready(context)).await.expect("the receiver keeps the connection");
             idle.lock().expect("not poisoned").push(sender);
+        })
+    }
+}
+
+type Driver = (Sender, hyper::client::conn::http1::Connection<TokioIo<TcpStream>, Full<Bytes>>);
+
+struct Driven {
+    address: SocketAddr,
+    #[expect(clippy::vec_box, reason = "a driver is large, and moves at each call")]
+    idle: Arc<std::sync::Mutex<Vec<Box<Driver>>>>,
+    payload: Bytes,
+}
+
+impl Driven {
+    fn new(address: SocketAddr) -> Self {
+        Driven { address, idle: Arc::default(), payload: payload() }
+    }
+}
+
+impl Caller for Driven {
+    fn call(&self) -> futures_util::future::BoxFuture<'static, ()> {
+        let (idle, address) = (self.idle.clone(), self.address);
+        let request = Request::post("/hook").header("host", "receiver").body(Full::new(self.payload.clone()));
+        Box::pin(async move {
+            let pooled = idle.lock().expect("not poisoned").pop();
+            let mut driver = match pooled {
+                Some(driver) => driver,
+                None => {
+                    let stream = TcpStream::connect(address).await.expect("the receiver listens");
+                    stream.set_nodelay(true).expect("the stream is open");
+                    Box::new(hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a stream"))
+                }
+            };
+            let (sender, connection) = &mut *driver;
+            let mut answer = std::pin::pin!(sender.send_request(request.expect("a valid request")));
+            let answer = poll_fn(|context| {
+                assert!(std::pin::Pin::new(&mut *connection).poll(context).is_pending(), "kept open");
+                answer.as_mut().poll(context)
+            });
+            let answer = answer.await.expect("the receiver answers");
+            assert!(hyper::body::Body::is_end_stream(answer.body()), "an empty answer");
+            poll_fn(|context| std::task::Poll::Ready(std::pin::Pin::new(&mut *connection).poll(context).is_pending()))
+                .await;
+            idle.lock().expect("not poisoned").push(driver);
         })
     }
 }

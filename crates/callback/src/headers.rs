@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
 use domain::{RunId, Timestamp};
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::Method;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use scheduler::Delivery;
 use sha2::{Digest, Sha256};
 use store::Tenant;
@@ -25,8 +26,8 @@ const SCHEDULED_AT: HeaderName = HeaderName::from_static("reveille-scheduled-at"
 const LATENESS_MS: HeaderName = HeaderName::from_static("reveille-lateness-ms");
 const TERM: HeaderName = HeaderName::from_static("reveille-term");
 
-/// How many headers [`Stamper::headers`] adds, with room for `host`.
-const OWN_HEADERS: usize = 11;
+/// How many headers [`Stamper::headers`] adds, with room for `host` and `content-length`.
+const OWN_HEADERS: usize = 12;
 
 /// Tenants whose signers stay while they are in use; at most twice as many are kept.
 const SIGNERS_KEPT: usize = 1_024;
@@ -49,9 +50,13 @@ impl Stamper {
         let payload = &delivery.schedule.spec.payload;
         for (name, value) in &prepared.headers {
             // A body of no bytes is not JSON, and receivers that parse what this header announces refuse it.
-            if !(payload.is_empty() && *name == http::header::CONTENT_TYPE) {
+            if !(payload.is_empty() && *name == CONTENT_TYPE) {
                 headers.append(name, value.clone());
             }
+        }
+        if payload.is_empty() && [Method::POST, Method::PUT, Method::PATCH].contains(&prepared.method) {
+            // RFC 9110, 8.6: these announce that there is nothing; some receivers answer 411 otherwise.
+            headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
         self.stamp(delivery, &mut headers);
         headers

@@ -27,7 +27,7 @@ const ANSWER_HEAD_BYTES_MAX: usize = 64 * 1024;
 pub(crate) struct Http1 {
     sender: SendRequest<Body>,
     connection: Connection<Stream, Body>,
-    /// The connection's future has ended, and must not be polled again.
+    /// The connection's future has ended, or an answer was left half-read: no more is to be done with it.
     ended: bool,
     /// For how long the target says it keeps this open.
     pub(crate) keep_alive: Option<Duration>,
@@ -88,7 +88,11 @@ impl Http1 {
             let bytes = frame.data_ref().map_or(0, |data| data.remaining());
             match left.checked_sub(bytes) {
                 Some(rest) => left = rest,
-                None => break,
+                None => {
+                    // What is left would be taken for the next answer.
+                    self.ended = true;
+                    break;
+                }
             }
         }
         Ok(())

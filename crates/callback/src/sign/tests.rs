@@ -24,16 +24,17 @@ proptest! {
         secret in proptest::collection::vec(any::<u8>(), 24..=64),
         id in "[0-9a-z]{52}",
         age_s in -200..200_i64,
-        body in proptest::collection::vec(any::<u8>(), 0..300),
+        // That one takes UTF-8 only.
+        body in "\\PC{0,300}",
     ) {
         let timestamp_s = present_s() - age_s;
         let mut headers = HeaderMap::new();
         headers.insert("webhook-id", id.parse().unwrap());
         headers.insert("webhook-timestamp", timestamp_s.to_string().parse().unwrap());
-        headers.insert("webhook-signature", sign(&secret, &id, timestamp_s, &body).parse().unwrap());
+        headers.insert("webhook-signature", sign(&secret, &id, timestamp_s, body.as_bytes()).parse().unwrap());
         let webhook = standardwebhooks::Webhook::from_bytes(secret).unwrap();
-        prop_assert!(webhook.verify(&body, &headers).is_ok());
+        prop_assert!(webhook.verify(body.as_bytes(), &headers).is_ok());
         headers.insert("webhook-id", format!("{id}0").parse().unwrap());
-        prop_assert!(webhook.verify(&body, &headers).is_err());
+        prop_assert!(webhook.verify(body.as_bytes(), &headers).is_err());
     }
 }

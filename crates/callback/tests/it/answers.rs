@@ -1,0 +1,148 @@
+//! What a target says, and what becomes of that.
+
+use std::time::Duration;
+
+use callback::Options;
+use domain::AttemptResult;
+use scheduler::{Deliver, Delivered};
+
+use crate::support::{Listening, deliverer, delivery, target};
+
+/// One attempt that is answered with `answer`, after which the target closes.
+async fn answered(answer: &[u8]) -> Delivered {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let serve = async { drop(listening.serve(answer).await) };
+    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(target(listening.url()), b"1")), serve);
+    delivered
+}
+
+fn broken(reason: &str) -> Delivered {
+    Delivered { result: AttemptResult::Unreachable(reason.to_owned()), retry_after: None }
+}
+
+#[tokio::test]
+async fn the_status_is_the_result_and_only_200_to_299_succeed() {
+    for (status, succeeds) in
+        [(200, true), (204, true), (299, true), (300, false), (304, false), (410, false), (500, false)]
+    {
+        let delivered = answered(format!("HTTP/1.1 {status} Text\r\ncontent-length: 0\r\n\r\n").as_bytes()).await;
+        assert_eq!(delivered.result, AttemptResult::Answered(status));
+        assert_eq!(delivered.result.is_success(), succeeds);
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let listening = Listening::start().await;
+    let elsewhere = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let answer = format!("HTTP/1.1 307 Moved\r\nlocation: {}\r\ncontent-length: 0\r\n\r\n", elsewhere.url());
+    let attempt = deliverer.deliver(delivery(target(listening.url()), b"1"));
+    let (delivered, _served) = tokio::join!(attempt, listening.serve(answer.as_bytes()));
+    assert_eq!(delivered.result, AttemptResult::Answered(307));
+    assert_eq!(deliverer.connections().opened, 1);
+}
+
+#[tokio::test]
+async fn a_failures_retry_after_is_told_and_a_successs_is_not() {
+    let with = |status: u16, wait: &str| {
+        format!("HTTP/1.1 {status} Text\r\nretry-after: {wait}\r\ncontent-length: 0\r\n\r\n").into_bytes()
+    };
+    assert_eq!(answered(&with(429, "7")).await.retry_after, Some(Duration::from_secs(7)));
+    assert_eq!(answered(&with(503, "Thu, 01 Jan 1970 00:00:00 GMT")).await.retry_after, Some(Duration::ZERO));
+    let far = answered(&with(500, "Fri, 31 Dec 9999 23:59:59 GMT")).await.retry_after;
+    assert!(far.is_some_and(|wait| wait > Duration::from_secs(86_400 * 365)));
+    assert_eq!(answered(&with(500, "later")).await.retry_after, None);
+    assert_eq!(answered(&with(200, "7")).await.retry_after, None);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_broken_off_is_no_answer() {
+    let incomplete = broken("connection closed before the answer was complete");
+    assert_eq!(answered(b"").await, incomplete);
+    assert_eq!(answered(b"HTTP/1.1 200 O").await, incomplete);
+    assert_eq!(answered(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n0123456789").await, incomplete);
+    assert_eq!(answered(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\n01").await, incomplete);
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_with_its_connection_is_whole() {
+    let delivered = answered(b"HTTP/1.1 200 OK\r\n\r\nup to the end").await;
+    assert_eq!(delivered.result, AttemptResult::Answered(200));
+}
+
+#[tokio::test]
+async fn what_is_not_http_is_named_so() {
+    assert_eq!(answered(b"SSH-2.0-OpenSSH_9.6\r\n\r\n").await, broken("the answer is not HTTP"));
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_refused() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let serve = async {
+        let (mut peer, _) = listening.serve(b"HTTP/1.1 200 OK\r\nx: ").await;
+        peer.send_for_ever(&[b'y'; 4096]).await;
+    };
+    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(target(listening.url()), b"1")), serve);
+    assert_eq!(delivered, broken("the head of the answer is too large"));
+}
+
+#[tokio::test]
+async fn a_body_without_end_is_left_and_its_status_counts() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let serve = async {
+        let head = b"HTTP/1.1 201 Created\r\ntransfer-encoding: chunked\r\n\r\n";
+        let (mut peer, _) = listening.serve(head).await;
+        peer.send_for_ever(b"a\r\n0123456789\r\n").await;
+    };
+    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(target(listening.url()), b"1")), serve);
+    assert_eq!(delivered.result, AttemptResult::Answered(201));
+    assert_eq!(deliverer.connections().idle, 0);
+}
+
+#[tokio::test]
+async fn a_body_up_to_the_limit_is_read_and_its_connection_kept() {
+    for (len, idle) in [(1000, 1), (1001, 0)] {
+        let listening = Listening::start().await;
+        let deliverer = deliverer(Options { answer_bytes_max: 1000, ..Options::default() });
+        let answer =
+            [format!("HTTP/1.1 200 OK\r\ncontent-length: {len}\r\n\r\n").as_bytes(), &vec![b'z'; len]].concat();
+        let attempt = deliverer.deliver(delivery(target(listening.url()), b"1"));
+        let (delivered, _served) = tokio::join!(attempt, listening.serve(&answer));
+        assert_eq!(delivered.result, AttemptResult::Answered(200));
+        assert_eq!(deliverer.connections().idle, idle, "{len} bytes");
+    }
+}
+
+/// An attempt with a short timeout, to a target that sends `answer` and then nothing, and waits.
+async fn timed_out(answer: &[u8]) {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let mut to = target(listening.url());
+    to.timeout = Duration::from_millis(60);
+    let serve = async { listening.serve(answer).await.0.closed().await };
+    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(to, b"1")), serve);
+    assert_eq!(delivered, Delivered { result: AttemptResult::TimedOut, retry_after: None });
+}
+
+#[tokio::test]
+async fn an_attempt_ends_with_its_timeout_and_its_connection_with_it() {
+    timed_out(b"").await;
+    timed_out(b"HTTP/1.1 200 OK\r\n").await;
+    timed_out(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n12345").await;
+}
+
+#[tokio::test]
+async fn a_target_that_does_not_take_the_connection_is_told_from_one_that_has_no_name() {
+    let listening = Listening::start().await;
+    let url = listening.url();
+    drop(listening);
+    let deliverer = deliverer(Options::default());
+    let delivered = deliverer.deliver(delivery(target(url), b"1")).await;
+    assert_eq!(delivered, broken("connection refused"));
+    let delivered = deliverer.deliver(delivery(target("http://no..name/".to_owned()), b"1")).await;
+    assert_eq!(delivered, broken("the host's name could not be resolved"));
+}

@@ -1,0 +1,180 @@
+//! Connections are used again, given up in time, and never made to carry a request twice.
+
+use std::time::Duration;
+
+use callback::{HttpDeliver, Options};
+use domain::AttemptResult;
+use runtime::Runtime;
+use scheduler::{Deliver, Delivered};
+
+use crate::support::{Listening, OK, Peer, deliverer, delivery, target};
+
+async fn attempt(deliverer: &HttpDeliver, listening: &Listening) -> Delivered {
+    deliverer.deliver(delivery(target(listening.url()), b"1")).await
+}
+
+/// One attempt over a connection that there is.
+async fn again(deliverer: &HttpDeliver, listening: &Listening, peer: &mut Peer) {
+    let serve = async {
+        peer.request().await;
+        peer.send(OK).await;
+    };
+    let (delivered, ()) = tokio::join!(attempt(deliverer, listening), serve);
+    assert!(delivered.result.is_success(), "{delivered:?}");
+}
+
+#[tokio::test]
+async fn one_connection_serves_one_callback_after_another() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
+    for _ in 0..20 {
+        again(&deliverer, &listening, &mut peer).await;
+    }
+    let connections = deliverer.connections();
+    assert_eq!((connections.opened, connections.idle), (1, 1));
+}
+
+#[tokio::test]
+async fn callbacks_in_flight_together_have_a_connection_each_up_to_the_limit() {
+    let listening = Listening::start().await;
+    let options = Options { in_flight_per_authority_max: 2, ..Options::default() };
+    let deliverer = deliverer(options);
+    let serve = async {
+        let (mut first, mut second) = (listening.accept().await, listening.accept().await);
+        tokio::join!(first.request(), second.request());
+        first.send(OK).await;
+        // The third had to wait for the first one's connection.
+        first.request().await;
+        first.send(OK).await;
+        second.send(OK).await;
+    };
+    let (one, two, three, ()) = tokio::join!(
+        attempt(&deliverer, &listening),
+        attempt(&deliverer, &listening),
+        attempt(&deliverer, &listening),
+        serve
+    );
+    assert!([one, two, three].iter().all(|delivered| delivered.result.is_success()));
+    assert_eq!(deliverer.connections().opened, 2);
+}
+
+#[tokio::test]
+async fn a_callback_waits_for_a_free_connection_no_longer_than_its_timeout() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options { in_flight_per_authority_max: 1, ..Options::default() });
+    let mut short = target(listening.url());
+    short.timeout = Duration::from_millis(60);
+    let serve = async {
+        let mut peer = listening.accept().await;
+        peer.request().await;
+        let delivered = deliverer.deliver(delivery(short, b"1")).await;
+        assert_eq!(delivered.result, AttemptResult::TimedOut);
+        peer.send(OK).await;
+    };
+    let (delivered, ()) = tokio::join!(attempt(&deliverer, &listening), serve);
+    assert!(delivered.result.is_success());
+}
+
+#[tokio::test]
+async fn no_more_connections_are_kept_than_the_limit() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options { idle_connections_max: 1, ..Options::default() });
+    let serve = async {
+        let (mut first, mut second) = (listening.accept().await, listening.accept().await);
+        tokio::join!(first.request(), second.request());
+        first.send(OK).await;
+        second.send(OK).await;
+        (first, second)
+    };
+    let both = async { tokio::join!(attempt(&deliverer, &listening), attempt(&deliverer, &listening)) };
+    let (_, _peers) = tokio::join!(both, serve);
+    let connections = deliverer.connections();
+    assert_eq!((connections.opened, connections.idle), (2, 1));
+}
+
+/// Another connection's round trip: by its end the client has heard of everything that was sent to it before.
+async fn settle(deliverer: &HttpDeliver) {
+    let other = Listening::start().await;
+    let (delivered, _served) = tokio::join!(attempt(deliverer, &other), other.serve(OK));
+    assert!(delivered.result.is_success());
+}
+
+#[tokio::test]
+async fn a_connection_that_its_target_closed_meanwhile_is_replaced() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    for round in 1..4 {
+        let serve = async { drop(listening.serve(OK).await) };
+        let (delivered, ()) = tokio::join!(attempt(&deliverer, &listening), serve);
+        assert!(delivered.result.is_success(), "round {round}: {delivered:?}");
+        settle(&deliverer).await;
+    }
+    assert_eq!(deliverer.connections().opened, 6);
+}
+
+#[tokio::test]
+async fn a_request_that_may_have_been_received_is_not_sent_again() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
+    let serve = async {
+        peer.request().await;
+        drop(peer);
+    };
+    let (delivered, ()) = tokio::join!(attempt(&deliverer, &listening), serve);
+    let reason = "connection closed before the answer was complete".to_owned();
+    assert_eq!(delivered.result, AttemptResult::Unreachable(reason));
+    assert_eq!(deliverer.connections().opened, 1, "and no connection was made to send it on");
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let twice = [OK, b"HTTP/1.1 500 Smuggled\r\ncontent-length: 0\r\n\r\n"].concat();
+    let (_, _served) = tokio::join!(attempt(&deliverer, &listening), listening.serve(&twice));
+    settle(&deliverer).await;
+    let (delivered, _served) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
+    assert_eq!(delivered.result, AttemptResult::Answered(200));
+}
+
+#[tokio::test]
+async fn a_connection_that_the_target_wants_closed_is_not_kept() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let answer = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(answer));
+    peer.closed().await;
+    assert_eq!(deliverer.connections().idle, 0);
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_in_time() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options { idle_timeout: Duration::from_millis(80), ..Options::default() });
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
+    peer.closed().await;
+    assert_eq!(deliverer.connections().idle, 0);
+}
+
+#[tokio::test]
+async fn a_connection_is_given_up_before_its_target_would_close_it() {
+    let runtime = Runtime::real();
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options { idle_timeout: Duration::from_secs(60), ..Options::default() });
+    let answer = b"HTTP/1.1 200 OK\r\nkeep-alive: timeout=2\r\ncontent-length: 0\r\n\r\n";
+    let start = runtime.monotonic();
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(answer));
+    peer.closed().await;
+    assert!(runtime.monotonic().since(start) < Duration::from_secs(2));
+}
+
+#[tokio::test]
+async fn its_end_closes_every_connection() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let (_, (mut peer, _)) = tokio::join!(attempt(&deliverer, &listening), listening.serve(OK));
+    drop(deliverer);
+    peer.closed().await;
+}

@@ -1,0 +1,9 @@
+//! Callbacks over real sockets, to targets that do as a test tells them.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod answers;
+mod connections;
+mod requests;
+mod support;
+mod tls;

@@ -1,0 +1,156 @@
+//! What a target receives.
+
+use callback::Options;
+use domain::AttemptResult;
+use scheduler::{Deliver, Delivered};
+
+use crate::support::{Listening, OK, Received, deliverer, delivery, secret, target};
+
+async fn send(deliverable: scheduler::Delivery, listening: &Listening) -> (Delivered, Received) {
+    let deliverer = deliverer(Options::default());
+    let (delivered, (_peer, received)) = tokio::join!(deliverer.deliver(deliverable), listening.serve(OK));
+    (delivered, received)
+}
+
+fn verify(received: &Received) -> Result<(), standardwebhooks::WebhookError> {
+    let headers = received.headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+    standardwebhooks::Webhook::from_bytes(secret()).unwrap().verify(&received.body, &headers.collect())
+}
+
+#[tokio::test]
+async fn a_callback_carries_its_payload_byte_for_byte_and_a_signature_over_it() {
+    let listening = Listening::start().await;
+    let payload = b"{ \"a\" : 1.0e2,\n\t\"\xc3\xa9\": \"\\u00e9\" }";
+    let (delivered, mut received) = send(delivery(target(listening.url()), payload), &listening).await;
+    assert_eq!(delivered.result, AttemptResult::Answered(200));
+    assert_eq!(received.line, "POST /hook?of=test HTTP/1.1");
+    assert_eq!(received.body, payload);
+    verify(&received).unwrap();
+    received.body[0] = b' ';
+    assert!(verify(&received).is_err());
+}
+
+#[tokio::test]
+async fn a_callback_tells_which_run_it_is() {
+    let listening = Listening::start().await;
+    let made = delivery(target(listening.url()), b"1");
+    let (_, received) = send(made.clone(), &listening).await;
+    let run_id = made.occurrence.run_id();
+    let expected = [
+        ("host", format!("127.0.0.1:{}", listening.port())),
+        ("webhook-id", run_id.to_string()),
+        ("webhook-timestamp", (made.started_at.as_millis() / 1000).to_string()),
+        ("reveille-schedule-id", "nightly_report".to_owned()),
+        ("reveille-run-id", run_id.to_string()),
+        ("reveille-attempt", "1".to_owned()),
+        ("reveille-scheduled-at", made.occurrence.nominal.to_string()),
+        ("reveille-lateness-ms", "25".to_owned()),
+        ("reveille-term", "42".to_owned()),
+        ("content-type", "application/json".to_owned()),
+        ("content-length", "1".to_owned()),
+        ("user-agent", format!("reveille/{}", env!("CARGO_PKG_VERSION"))),
+    ];
+    for (name, value) in expected {
+        assert_eq!(received.header(name), Some(value.as_str()), "{name}");
+    }
+    let trace = format!("00-{:032x}-", callback::trace_id(&run_id));
+    assert!(received.header("traceparent").unwrap().starts_with(&trace));
+}
+
+#[tokio::test]
+async fn the_id_and_the_trace_are_the_same_on_every_attempt_and_the_span_is_not() {
+    let listening = Listening::start().await;
+    let first = delivery(target(listening.url()), b"1");
+    let mut second = first.clone();
+    second.attempt = 2;
+    let (_, first) = send(first, &listening).await;
+    let (_, second) = send(second, &listening).await;
+    assert_eq!(second.header("reveille-attempt"), Some("2"));
+    assert_eq!(first.header("webhook-id"), second.header("webhook-id"));
+    let (first, second) = (first.header("traceparent").unwrap(), second.header("traceparent").unwrap());
+    assert_eq!(first[..36], second[..36]);
+    assert_ne!(first[36..52], second[36..52]);
+}
+
+#[tokio::test]
+async fn an_attempt_before_its_nominal_instant_is_not_negatively_late() {
+    let listening = Listening::start().await;
+    let mut early = delivery(target(listening.url()), b"1");
+    early.started_at = early.started_at - std::time::Duration::from_secs(60);
+    let (_, received) = send(early, &listening).await;
+    assert_eq!(received.header("reveille-lateness-ms"), Some("0"));
+}
+
+#[tokio::test]
+async fn a_users_headers_are_sent_and_replace_the_defaults() {
+    let listening = Listening::start().await;
+    let mut to = target(listening.url());
+    let headers = [("x-team", "billing"), ("x-many", "1"), ("x-many", "2"), ("content-type", "text/plain")];
+    to.headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    to.method = "PUT".to_owned();
+    let (_, received) = send(delivery(to, b"\"text\""), &listening).await;
+    assert_eq!(received.line, "PUT /hook?of=test HTTP/1.1");
+    assert_eq!(received.header("x-team"), Some("billing"));
+    assert_eq!(received.header("content-type"), Some("text/plain"));
+    let many: Vec<_> = received.headers.iter().filter(|(name, _)| name == "x-many").map(|(_, value)| value).collect();
+    assert_eq!(many, ["1", "2"]);
+}
+
+#[tokio::test]
+async fn a_user_cannot_forge_what_reveille_says() {
+    let listening = Listening::start().await;
+    let mut to = target(listening.url());
+    let forged = ["webhook-id", "webhook-signature", "reveille-term", "traceparent", "host", "content-length"];
+    to.headers = forged.map(|name| (name.to_owned(), "7".to_owned())).to_vec();
+    let (_, received) = send(delivery(to, b"123"), &listening).await;
+    for name in forged {
+        // `header` refuses a second value.
+        assert_ne!(received.header(name), Some("7"), "{name}");
+    }
+    verify(&received).unwrap();
+}
+
+#[tokio::test]
+async fn a_header_that_would_become_two_is_never_sent() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    for (name, value) in
+        [("x-a", "1\r\nx-b: 2"), ("x-a", "1\nx-b: 2"), ("x-a", "\0"), ("x-a: 1\r\nx-b", "2"), ("", "1")]
+    {
+        let mut to = target(listening.url());
+        to.headers = vec![("x-fine".to_owned(), "1".to_owned()), (name.to_owned(), value.to_owned())];
+        let delivered = deliverer.deliver(delivery(to, b"1")).await;
+        let reason = "the target's header number 1 (from 0) cannot be sent".to_owned();
+        assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{name:?}: {value:?}");
+    }
+    assert_eq!(deliverer.connections().opened, 0);
+}
+
+#[tokio::test]
+async fn a_url_or_method_that_cannot_be_used_is_told() {
+    let deliverer = deliverer(Options::default());
+    let urls = ["", "/hook", "ftp://host/", "http://", "http://user:secret@host/", "http://host:70000/", "http://a b/"];
+    for url in urls {
+        let delivered = deliverer.deliver(delivery(target(url.to_owned()), b"1")).await;
+        let AttemptResult::Unreachable(reason) = delivered.result else { panic!("{url}: {delivered:?}") };
+        assert!(reason.starts_with("the target's URL cannot be used: "), "{url}: {reason}");
+        assert!(!reason.contains("secret"));
+    }
+    for method in ["", "CONNECT", "GET /other HTTP/1.1\r\nx: y", "PO ST"] {
+        let mut to = target("http://host/".to_owned());
+        to.method = method.to_owned();
+        let delivered = deliverer.deliver(delivery(to, b"1")).await;
+        let reason = "the target's method cannot be used".to_owned();
+        assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{method:?}");
+    }
+    assert_eq!(deliverer.connections().opened, 0);
+}
+
+#[tokio::test]
+async fn a_callback_without_a_payload_does_not_claim_to_be_json() {
+    let listening = Listening::start().await;
+    let (_, received) = send(delivery(target(listening.url()), b""), &listening).await;
+    assert_eq!(received.header("content-type"), None);
+    assert_eq!(received.header("content-length"), Some("0"));
+    verify(&received).unwrap();
+}

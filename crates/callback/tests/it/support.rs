@@ -1,0 +1,186 @@
+//! A delivery to make, and a target whose every byte the test writes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use callback::{HttpDeliver, Options};
+use domain::retry::RetryPolicy;
+use domain::{
+    HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId,
+    Term, When,
+};
+use runtime::Runtime;
+use scheduler::Delivery;
+use store::Tenant;
+use store::tenant::SecretBytes;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+pub(crate) const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+
+pub(crate) fn deliverer(options: Options) -> HttpDeliver {
+    HttpDeliver::new(&Runtime::real(), options).unwrap()
+}
+
+pub(crate) fn target(url: String) -> HttpTarget {
+    HttpTarget { url, method: "POST".to_owned(), headers: Vec::new(), timeout: Duration::from_secs(20) }
+}
+
+pub(crate) fn secret() -> Vec<u8> {
+    (0..32).collect()
+}
+
+/// The first attempt of a run that was due 25 ms ago.
+pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
+    let started_at = Runtime::real().now();
+    let incarnation = Incarnation::new(started_at, 11);
+    let id = ScheduleId::new("nightly_report").unwrap();
+    let tenant = TenantId(1);
+    let nominal = started_at - Duration::from_millis(25);
+    let retry = RetryPolicy { attempts_max: 3, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(60) };
+    let schedule = Schedule {
+        tenant,
+        poller: PollerId::of(tenant, 0, 1, &id),
+        id,
+        incarnation,
+        revision: Revision(2),
+        status: Status::Active,
+        created_at: nominal,
+        updated_at: nominal,
+        next: Some(nominal),
+        spec: Spec {
+            when: When::At(nominal),
+            target: Target::Http(target),
+            payload: Bytes::copy_from_slice(payload),
+            labels: BTreeMap::new(),
+            retry,
+        },
+    };
+    Delivery {
+        tenant: Arc::new(Tenant {
+            id: tenant,
+            name: "default".to_owned(),
+            generations: vec![1],
+            signing_secret: SecretBytes(secret()),
+            keys: Vec::new(),
+        }),
+        schedule: Arc::new(schedule),
+        occurrence: Occurrence { incarnation, nominal, revision: Revision(2), replay: 0 },
+        attempt: 1,
+        term: Term(42),
+        started_at,
+    }
+}
+
+/// A target that listens.
+pub(crate) struct Listening(TcpListener);
+
+impl Listening {
+    pub(crate) async fn start() -> Self {
+        Listening(TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.0.local_addr().unwrap().port()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/hook?of=test", self.port())
+    }
+
+    pub(crate) async fn accept(&self) -> Peer {
+        Peer::new(self.0.accept().await.unwrap().0)
+    }
+
+    pub(crate) async fn accept_stream(&self) -> tokio::net::TcpStream {
+        self.0.accept().await.unwrap().0
+    }
+
+    /// Takes one connection, answers one request on it, and returns both.
+    pub(crate) async fn serve(&self, answer: &[u8]) -> (Peer, Received) {
+        let mut peer = self.accept().await;
+        let received = peer.request().await;
+        peer.send(answer).await;
+        (peer, received)
+    }
+}
+
+trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
+
+/// One connection at the target's end.
+pub(crate) struct Peer {
+    socket: Box<dyn Socket>,
+    unread: Vec<u8>,
+}
+
+/// A request, as its bytes came.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) line: String,
+    /// In order.
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Received {
+    /// The header's only value.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut values = self.headers.iter().filter(|(present, _)| present == name);
+        let value = values.next()?;
+        assert!(values.next().is_none(), "{name} came twice");
+        Some(&value.1)
+    }
+}
+
+impl Peer {
+    pub(crate) fn new(socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
+        Peer { socket: Box::new(socket), unread: Vec::new() }
+    }
+
+    pub(crate) async fn request(&mut self) -> Received {
+        let head_len = loop {
+            if let Some(at) = self.unread.windows(4).position(|window| window == b"\r\n\r\n") {
+                break at + 4;
+            }
+            assert!(self.read().await, "the connection was closed before a request came");
+        };
+        let head: Vec<u8> = self.unread.drain(..head_len).collect();
+        let head = String::from_utf8(head).unwrap();
+        let mut lines = head.trim_end().split("\r\n");
+        let line = lines.next().unwrap().to_owned();
+        let headers: Vec<(String, String)> = lines
+            .map(|line| line.split_once(": ").unwrap())
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .collect();
+        let mut received = Received { line, headers, body: Vec::new() };
+        let body_len = received.header("content-length").map_or(0, |text| text.parse().unwrap());
+        while self.unread.len() < body_len {
+            assert!(self.read().await, "the connection was closed within a request");
+        }
+        received.body = self.unread.drain(..body_len).collect();
+        received
+    }
+
+    pub(crate) async fn send(&mut self, bytes: &[u8]) {
+        self.socket.write_all(bytes).await.unwrap();
+        self.socket.flush().await.unwrap();
+    }
+
+    /// Sends `bytes` again and again until the other side has had enough.
+    pub(crate) async fn send_for_ever(&mut self, bytes: &[u8]) {
+        while self.socket.write_all(bytes).await.is_ok() {}
+    }
+
+    /// Waits until the other side closes; anything that it sends before is an error.
+    pub(crate) async fn closed(&mut self) {
+        assert!(!self.read().await, "a request came: {:?}", String::from_utf8_lossy(&self.unread));
+    }
+
+    async fn read(&mut self) -> bool {
+        self.socket.read_buf(&mut self.unread).await.is_ok_and(|read| read > 0)
+    }
+}

@@ -1,0 +1,155 @@
+//! TLS, and the HTTP/2 that is chosen in it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use callback::{HttpDeliver, Options};
+use domain::AttemptResult;
+use futures_util::future::join_all;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use runtime::Runtime;
+use rustls::ServerConfig;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use scheduler::{Deliver, Delivered};
+use tokio_rustls::TlsAcceptor;
+
+use crate::support::{Listening, OK, Peer, deliverer, delivery, target};
+
+struct Identity {
+    certificate: CertificateDer<'static>,
+    acceptor: TlsAcceptor,
+}
+
+fn identity(host: &str, protocol: &[u8]) -> Identity {
+    let made = rcgen::generate_simple_self_signed([host.to_owned()]).unwrap();
+    let certificate = made.cert.der().clone();
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.clone()], key)
+        .unwrap();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    Identity { certificate, acceptor: TlsAcceptor::from(Arc::new(config)) }
+}
+
+fn trusting(identity: &Identity) -> HttpDeliver {
+    deliverer(Options { extra_roots: vec![identity.certificate.clone()], ..Options::default() })
+}
+
+async fn attempt(deliverer: &HttpDeliver, listening: &Listening, payload: &[u8]) -> Delivered {
+    let url = format!("https://localhost:{}/hook?of=test", listening.port());
+    deliverer.deliver(delivery(target(url), payload)).await
+}
+
+#[tokio::test]
+async fn a_target_with_a_trusted_certificate_is_called_over_tls() {
+    let identity = identity("localhost", b"http/1.1");
+    let listening = Listening::start().await;
+    let deliverer = trusting(&identity);
+    let serve = async {
+        let stream = identity.acceptor.accept(listening.accept_stream().await).await.unwrap();
+        let mut peer = Peer::new(stream);
+        let received = peer.request().await;
+        peer.send(OK).await;
+        (peer, received)
+    };
+    let (delivered, (mut peer, received)) = tokio::join!(attempt(&deliverer, &listening, b"1"), serve);
+    assert_eq!(delivered.result, AttemptResult::Answered(200));
+    assert_eq!(received.body, b"1");
+    let serve_again = async {
+        peer.request().await;
+        peer.send(OK).await;
+    };
+    let (delivered, ()) = tokio::join!(attempt(&deliverer, &listening, b"2"), serve_again);
+    assert_eq!(delivered.result, AttemptResult::Answered(200));
+    assert_eq!(deliverer.connections().opened, 1);
+}
+
+async fn refusal(identity: &Identity, deliverer: &HttpDeliver) -> String {
+    let listening = Listening::start().await;
+    let serve = async { identity.acceptor.accept(listening.accept_stream().await).await.is_err() };
+    let (delivered, failed) = tokio::join!(attempt(deliverer, &listening, b"1"), serve);
+    assert!(failed);
+    let AttemptResult::Unreachable(reason) = delivered.result else { panic!("{delivered:?}") };
+    reason
+}
+
+#[tokio::test]
+async fn a_certificate_that_is_not_trusted_or_not_the_hosts_is_refused() {
+    let stranger = identity("localhost", b"http/1.1");
+    let reason = refusal(&stranger, &deliverer(Options::default())).await;
+    assert_eq!(reason, "TLS: invalid peer certificate: UnknownIssuer");
+    let other = identity("elsewhere.example", b"http/1.1");
+    let reason = refusal(&other, &trusting(&other)).await;
+    assert!(reason.starts_with("TLS: invalid peer certificate: certificate not valid for name"), "{reason}");
+}
+
+#[tokio::test]
+async fn what_is_no_certificate_is_refused_at_the_start() {
+    let options = Options { extra_roots: vec![CertificateDer::from(vec![1, 2, 3])], ..Options::default() };
+    let Err(error) = HttpDeliver::new(&Runtime::real(), options) else { panic!("it was taken") };
+    assert_eq!(error.to_string(), "extra certificate authority number 0 (from 0) cannot be read");
+}
+
+#[derive(Clone)]
+struct Executor(Runtime);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executor {
+    fn execute(&self, future: F) {
+        drop(self.0.spawn("server", future));
+    }
+}
+
+/// An HTTP/2 target that answers each request with 200 and as many bytes as the request's body says; it counts its
+/// connections.
+async fn serve_http2(identity: &Identity, listening: &Listening, connections: &AtomicUsize) {
+    loop {
+        let stream = identity.acceptor.accept(listening.accept_stream().await).await.unwrap();
+        connections.fetch_add(1, Ordering::Relaxed);
+        let answer = hyper::service::service_fn(async |request: Request<Incoming>| {
+            let (head, body) = request.into_parts();
+            assert_eq!(head.uri.path_and_query().unwrap(), "/hook?of=test");
+            assert!(head.uri.authority().unwrap().as_str().starts_with("localhost:"));
+            assert_eq!(head.headers.get("host"), None);
+            assert!(head.headers.contains_key("webhook-signature"));
+            let body = body.collect().await.unwrap().to_bytes();
+            let len = std::str::from_utf8(&body).unwrap().parse().unwrap();
+            Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![b'z'; len]))))
+        });
+        let executor = Executor(Runtime::real());
+        let serve = hyper::server::conn::http2::Builder::new(executor.clone());
+        let connection = serve.serve_connection(TokioIo::new(stream), answer);
+        drop(executor.0.spawn("connection", async move { drop(connection.await) }));
+    }
+}
+
+#[tokio::test]
+async fn callbacks_to_an_http2_target_share_one_connection() {
+    let identity = identity("localhost", b"h2");
+    let listening = Listening::start().await;
+    let deliverer = trusting(&identity);
+    let accepted = AtomicUsize::new(0);
+    let attempts = async {
+        let together = join_all((0..50).map(|_| attempt(&deliverer, &listening, b"3"))).await;
+        assert!(together.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{together:?}");
+        // One that says too much is cut short without harm to the connection.
+        let delivered = attempt(&deliverer, &listening, b"1000000").await;
+        assert_eq!(delivered.result, AttemptResult::Answered(200));
+        assert!(attempt(&deliverer, &listening, b"3").await.result.is_success());
+    };
+    tokio::select! {
+        biased;
+        () = attempts => {}
+        () = serve_http2(&identity, &listening, &accepted) => {}
+    }
+    assert_eq!(accepted.load(Ordering::Relaxed), 1);
+    assert_eq!(deliverer.connections().opened, 1);
+}
