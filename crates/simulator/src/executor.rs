@@ -50,8 +50,6 @@ pub(crate) struct Core {
     tasks: Tasks,
     timers: BTreeMap<TimerKey, Timer>,
     timer_serial: u64,
-    /// Whose task is being polled; `None` outside polls and while the scenario itself is.
-    polling: Option<MemberIndex>,
     polls_now: u64,
     polls: u64,
     running: bool,
@@ -82,8 +80,6 @@ pub(crate) struct Member {
 pub(crate) enum MemberState {
     Up,
     PausedUntil(Duration),
-    /// It goes down as soon as the poll that is under way returns; nothing that it does has an effect any more.
-    Dying(Blow),
     Down,
 }
 
@@ -201,7 +197,7 @@ impl Core {
         match self.members[index].state {
             MemberState::Up => {}
             MemberState::PausedUntil(earlier) if earlier < until => {}
-            MemberState::PausedUntil(_) | MemberState::Dying(_) | MemberState::Down => return,
+            MemberState::PausedUntil(_) | MemberState::Down => return,
         }
         self.members[index].state = MemberState::PausedUntil(until);
         self.members[index].interruptions.push(self.now..=until);
@@ -324,7 +320,6 @@ impl Shared {
             tasks: Tasks::default(),
             timers: BTreeMap::new(),
             timer_serial: 0,
-            polling: None,
             polls_now: 0,
             polls: 0,
             running: false,
@@ -392,7 +387,8 @@ impl Shared {
         }
     }
 
-    /// Takes a member down: at once, or after the poll under way if that is one of its own tasks.
+    /// Takes a member down. If one of its own tasks is being polled, that future is dropped when the poll returns, and
+    /// what it does until then has no effect.
     pub(crate) fn strike(&self, index: MemberIndex, blow: Blow) {
         let fallen = {
             let mut core = self.lock();
@@ -400,8 +396,7 @@ impl Shared {
             if !core.members[index].is_up() {
                 return;
             }
-            core.members[index].state = MemberState::Dying(blow);
-            if core.polling == Some(index) { Fallen::default() } else { core.fell(index) }
+            core.fell(index, blow)
         };
         fallen.bury();
     }
@@ -452,8 +447,8 @@ impl Shared {
             catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready()));
         let end = {
             let mut core = self.lock();
-            core.polling = None;
             match &outcome {
+                // Without a task for it, its member went down in this poll.
                 Ok(false) => {
                     if let Some(task) = core.tasks.get_mut(id) {
                         task.future = Some(future);
@@ -496,7 +491,6 @@ impl Shared {
             }
             task.waker.queued.store(false, Ordering::Relaxed);
             if !task.aborted {
-                core.polling = Some(task.member);
                 let event = Event::Poll { member: &member.name, task: task.name, serial: id.serial };
                 core.trace.record(core.now, &event);
                 let future = task.future.take().expect("a task is polled by one loop");
@@ -508,9 +502,9 @@ impl Shared {
         None
     }
 
-    /// What a poll may have set off: a member's end, and the passing of time.
+    /// Guards against a loop, and lets the time pass that a poll takes.
     fn after_poll(&self) {
-        let (fallen, due) = {
+        let due = {
             let mut core = self.lock();
             core.polls += 1;
             core.polls_now += 1;
@@ -519,19 +513,14 @@ impl Shared {
                 drop(core);
                 panic!("tasks wake each other without end, and time stands still; there are {waiting}");
             }
-            let dying = core.members.iter().position(|member| matches!(member.state, MemberState::Dying(_)));
-            let fallen = dying.map(|index| core.fell(index)).unwrap_or_default();
-            let due = if core.faults.poll_time_max.is_zero() {
-                Vec::new()
-            } else {
-                let most = core.faults.poll_time_max;
-                let took = core.random.duration(&(Duration::ZERO..=most));
-                let until = core.now + took;
-                core.go_on(until)
-            };
-            (fallen, due)
+            let most = core.faults.poll_time_max;
+            if most.is_zero() {
+                return;
+            }
+            let took = core.random.duration(&(Duration::ZERO..=most));
+            let until = core.now + took;
+            core.go_on(until)
         };
-        fallen.bury();
         due.into_iter().for_each(Waker::wake);
     }
 
@@ -602,9 +591,8 @@ impl Core {
         wakers
     }
 
-    /// Carries out the end of a dying member; what is returned is dropped outside the lock.
-    fn fell(&mut self, index: MemberIndex) -> Fallen {
-        let MemberState::Dying(blow) = self.members[index].state else { return Fallen::default() };
+    /// Carries out the end of a member; what is returned is dropped outside the lock.
+    fn fell(&mut self, index: MemberIndex, blow: Blow) -> Fallen {
         let (incident, detail) = match blow {
             Blow::Crash => (Incident::Crash, String::new()),
             Blow::Kill => (Incident::Kill, String::new()),
@@ -676,7 +664,6 @@ impl Task {
 }
 
 /// What is left of a member that went down.
-#[derive(Default)]
 struct Fallen {
     tasks: Vec<Task>,
     watchers: Vec<Waker>,

@@ -58,6 +58,22 @@ fn one_seed_gives_one_trace_and_another_seed_another() {
 }
 
 #[test]
+fn the_trace_tells_what_was_done_and_not_only_when() {
+    let hash = |text: &'static str, bytes: &'static [u8]| {
+        let sim = Simulation::new(1);
+        sim.run_until(async {
+            let file = crate::durable_file(&sim.member("a"), "/log").await;
+            file.write_at(0, bytes).await.unwrap();
+        });
+        sim.note(text);
+        sim.trace_hash()
+    };
+    assert_eq!(hash("note", b"bytes"), hash("note", b"bytes"));
+    assert_ne!(hash("note", b"bytes"), hash("note", b"other"));
+    assert_ne!(hash("note", b"bytes"), hash("mark", b"bytes"));
+}
+
+#[test]
 fn sleeping_takes_simulated_time_only_and_never_too_little() {
     let sim = Simulation::new(0);
     sim.set_faults(Faults { timer_late_max: Duration::from_millis(3), ..Faults::default() });
