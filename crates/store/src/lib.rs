@@ -101,7 +101,8 @@ pub trait Store: Send + Sync + 'static {
     /// The due rows that [`Store::insert`] and [`Store::place`] wrote to these shards after `cursor`, at most about
     /// `limit`, and the cursor to go on from; a row may be told twice, and one whose call is under way may be told.
     /// Rows of [`Store::write`] need not be told: the owner knows them. The engine may forget, for these shards, what is
-    /// at or before a cursor that a caller has presented.
+    /// at or before a cursor that a caller has presented; one in the caller's own process may forget all when it closes,
+    /// as whoever takes the shards then reads their due rows from `done` on.
     fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)>;
 
     /// What the cancel marks of these shards after `cursor` name, as [`Store::arrivals`]: by incarnation, so that a mark

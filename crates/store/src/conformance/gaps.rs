@@ -1,10 +1,12 @@
 //! Where creators, owners and cancellers could miss each other.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use domain::{DueKey, RunState, ShardId, Status, Timestamp};
-use futures_util::future::{join, join_all};
+use futures_util::StreamExt as _;
+use futures_util::future::join;
+use futures_util::stream::FuturesUnordered;
 
 use super::Subject;
 use super::scene::{Scene, TENANT, id, insert_in, minute, only, poller, yield_times};
@@ -115,41 +117,37 @@ pub(super) async fn no_arrival_is_lost_under_a_moving_cursor(subject: &dyn Subje
     const ROUNDS: usize = 25;
     let scene = Scene::open(subject).await;
     let shards: Arc<[ShardId]> = (0..CREATORS).map(|number| poller(TENANT, number).shard()).collect();
-    let created = AtomicBool::new(false);
-    let creators = async {
-        let creator = async |number: u16| {
-            let mut inserts = Vec::new();
-            for round in 0..ROUNDS {
-                yield_times((round * usize::from(number + 1)) % 5).await;
-                let batch: Vec<Insert> =
-                    (0..1 + round % 3).map(|_| scene.unnamed_in(poller(TENANT, number), minute(1))).collect();
-                scene.store.insert(batch.clone()).await.expect("the store takes inserts");
-                inserts.extend(batch);
-            }
-            inserts
-        };
-        let inserts = join_all((0..CREATORS).map(creator)).await;
-        created.store(true, Ordering::Release);
-        inserts.concat()
+    let read = async |cursor| scene.store.arrivals(shards.clone(), cursor, 7).await.expect("the store is read");
+    let create = async |number: u16, round: usize| {
+        yield_times((round * usize::from(number + 1)) % 5).await;
+        let of_poller = |_| scene.unnamed_in(poller(TENANT, number), minute(1));
+        let inserts: Vec<Insert> = (0..1 + round % 3).map(of_poller).collect();
+        scene.store.insert(inserts.clone()).await.expect("the store takes inserts");
+        (number, round, inserts)
     };
-    let reader = async {
-        let (mut cursor, mut told) = (Cursor::default(), Vec::new());
-        loop {
-            // Looked at first: what was answered before this read began, this read must not miss.
-            let last = created.load(Ordering::Acquire);
-            let read = scene.store.arrivals(shards.clone(), cursor, 7).await;
-            let (arrivals, next) = read.expect("the store is read");
-            let moved = next != cursor;
-            cursor = next;
-            told.extend(arrivals);
-            if last && !moved {
-                return told;
-            }
-            yield_times(1).await;
+    let (mut inserts, mut told) = (Vec::new(), Vec::new());
+    let mut cursor = Cursor::default();
+    let mut creating: FuturesUnordered<_> = (0..CREATORS).map(|number| create(number, 1)).collect();
+    // Each read is under way with some inserts, after some, and before others.
+    while !creating.is_empty() {
+        let ((arrivals, next), created) = join(read(cursor), creating.next()).await;
+        cursor = next;
+        told.extend(arrivals);
+        let (number, round, batch) = created.expect("there is one");
+        inserts.extend(batch);
+        if round < ROUNDS {
+            creating.push(create(number, round + 1));
         }
-    };
-    let (inserts, told) = join(creators, reader).await;
-    let told: std::collections::BTreeSet<DueKey> = told.into_iter().map(|arrival| arrival.key).collect();
+    }
+    loop {
+        let (arrivals, next) = read(cursor).await;
+        told.extend(arrivals);
+        if next == cursor {
+            break;
+        }
+        cursor = next;
+    }
+    let told: BTreeSet<DueKey> = told.into_iter().map(|arrival| arrival.key).collect();
     let lost: Vec<&Insert> = inserts.iter().filter(|insert| !told.contains(&insert.due)).collect();
     assert!(lost.is_empty(), "{} of {} arrivals were lost, the first {:?}", lost.len(), inserts.len(), lost[0].due);
 }

@@ -1,7 +1,8 @@
 //! Deliberate bugs in an engine, each of which the suite must see.
 
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
@@ -22,6 +23,8 @@ use crate::support::{Memory, weak_and_slow};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
+    /// As a sequence in a database whose later number can be committed first.
+    ArrivalCursorPassesWhatIsUnderWay,
     ArrivalCursorSkips,
     ClosedIsReadBeforeTheRow,
     ClosedIsNotLookedAt,
@@ -47,6 +50,7 @@ enum Bug {
 }
 
 const CAUGHT_BY: &[(Bug, &str)] = &[
+    (Bug::ArrivalCursorPassesWhatIsUnderWay, "no_arrival_is_lost_under_a_moving_cursor"),
     (Bug::ArrivalCursorSkips, "no_arrival_is_lost_under_a_moving_cursor"),
     (Bug::ClosedIsReadBeforeTheRow, "a_creator_or_the_owner_sees_the_other"),
     (Bug::ClosedIsNotLookedAt, "a_creator_behind_closed_is_moved_or_can_see_it"),
@@ -137,7 +141,8 @@ fn catches(bug: Bug, case: &str, seed: u64) -> bool {
 fn broken(bug: Bug, runtime: Runtime) -> Memory {
     Memory::new(runtime.clone(), weak_and_slow()).broken(move |store| {
         let nothing = MemoryStore::new(runtime.clone(), weak_and_slow());
-        Arc::new(Broken { bug, store: if bug == Bug::NothingIsKept { nothing } else { store } })
+        let store = if bug == Bug::NothingIsKept { nothing } else { store };
+        Arc::new(Broken { bug, store, under_way: Mutex::default() })
     })
 }
 
@@ -145,6 +150,8 @@ fn broken(bug: Bug, runtime: Runtime) -> Memory {
 struct Broken {
     bug: Bug,
     store: MemoryStore,
+    /// The rows of inserts that are not answered yet.
+    under_way: Mutex<BTreeSet<DueKey>>,
 }
 
 impl Broken {
@@ -192,7 +199,11 @@ impl Store for Broken {
                 }
                 _ => {}
             }
-            self.store.insert(inserts).await
+            let rows: BTreeSet<DueKey> = inserts.iter().map(|insert| insert.due).collect();
+            self.under_way.lock().expect("nothing panics with it").extend(&rows);
+            let answers = self.store.insert(inserts).await;
+            self.under_way.lock().expect("nothing panics with it").retain(|row| !rows.contains(row));
+            answers
         })
     }
 
@@ -288,6 +299,10 @@ impl Store for Broken {
             let (mut told, next) = self.store.arrivals(shards, cursor, limit).await?;
             if self.has(Bug::ArrivalCursorSkips) && told.len() == limit {
                 told.pop();
+            }
+            if self.has(Bug::ArrivalCursorPassesWhatIsUnderWay) {
+                let under_way = self.under_way.lock().expect("nothing panics with it");
+                told.retain(|arrival| !under_way.contains(&arrival.key));
             }
             Ok((told, next))
         })
