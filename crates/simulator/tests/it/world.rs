@@ -224,8 +224,13 @@ fn a_restart_ends_the_pause_of_the_start_before() {
     let sim = Simulation::new(3);
     let _a = sim.member("a");
     sim.pause("a", SECOND * 3_600);
+    sim.run_for(SECOND);
     sim.crash("a");
+    let down_for_ever = SECOND..=Duration::MAX;
+    assert_eq!(sim.interruptions("a"), [Duration::ZERO..=SECOND, down_for_ever]);
+    sim.run_for(SECOND);
     let a = sim.restart("a");
+    assert_eq!(sim.interruptions("a"), [Duration::ZERO..=SECOND, SECOND..=SECOND * 2]);
     let task = sim.call("a", async move { a.sleep(SECOND).await });
     assert_eq!(sim.run_until(sim.outside().timeout(SECOND * 2, task)), Some(Some(())));
 }

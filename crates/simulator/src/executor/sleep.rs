@@ -1,0 +1,63 @@
+//! Waiting for an instant.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use super::Shared;
+use super::state::{MemberIndex, TimerKey};
+use crate::random::nanos;
+
+/// Ready at `at`; for ever pending once that start of the member is over.
+pub(crate) struct Sleep {
+    shared: Arc<Shared>,
+    member: MemberIndex,
+    boot: u64,
+    at: Duration,
+    timer: Option<TimerKey>,
+}
+
+impl Sleep {
+    pub(crate) fn new(shared: Arc<Shared>, member: MemberIndex, boot: u64, at: Duration) -> Self {
+        // Later than any simulation lasts, but a number that can be counted.
+        let at = at.min(Duration::from_nanos(nanos(Duration::MAX)));
+        Sleep { shared, member, boot, at, timer: None }
+    }
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let shared = self.shared.clone();
+        let mut core = shared.lock();
+        if !core.is_current(self.member, self.boot) {
+            return Poll::Pending;
+        }
+        if core.now >= self.at {
+            let unused = self.timer.take().and_then(|key| core.clear_timer(key));
+            drop(core);
+            drop(unused);
+            return Poll::Ready(());
+        }
+        let unused = match self.timer {
+            Some(key) => core.change_timer(key, context.waker()),
+            None => {
+                self.timer = Some(core.set_timer(self.at, context.waker().clone()));
+                None
+            }
+        };
+        drop(core);
+        drop(unused);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(key) = self.timer.take() {
+            let unused = self.shared.lock().clear_timer(key);
+            drop(unused);
+        }
+    }
+}

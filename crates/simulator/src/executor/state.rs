@@ -1,0 +1,340 @@
+//! Everything that a simulation knows, behind the executor's lock: members, timers, what happened.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::sync::atomic::Ordering;
+use std::task::Waker;
+use std::time::Duration;
+
+use runtime::TaskEnd;
+use tokio::sync::oneshot;
+
+use super::panic_message;
+use super::task::{Task, TaskId, Tasks};
+use crate::disk::volume::Volume;
+use crate::faults::{Faults, Incident, Incidents};
+use crate::random::Random;
+use crate::trace::{Event, Trace};
+
+/// The member that stands for everything outside: clients, receivers, the scenario. It never goes down.
+pub(crate) const OUTSIDE: MemberIndex = 0;
+
+pub(crate) type MemberIndex = usize;
+
+pub(crate) struct Core {
+    /// Since the beginning of the simulation.
+    pub(crate) now: Duration,
+    pub(crate) faults: Faults,
+    pub(crate) incidents: Incidents,
+    pub(crate) trace: Trace,
+    /// For the order of polls and what else only the executor draws.
+    pub(crate) random: Random,
+    pub(crate) members: Vec<Member>,
+    pub(crate) panics: Vec<String>,
+    pub(crate) panics_tolerated: bool,
+    pub(crate) time_limit: Duration,
+    pub(super) tasks: Tasks,
+    pub(super) timers: BTreeMap<TimerKey, Timer>,
+    pub(super) timer_serial: u64,
+    pub(super) polls_now: u64,
+    pub(super) polls: u64,
+    pub(super) running: bool,
+    pub(super) closed: bool,
+}
+
+pub(crate) struct Member {
+    pub(crate) name: String,
+    pub(crate) state: MemberState,
+    /// Counts the starts; what an earlier one left behind has no effect.
+    pub(crate) boot: u64,
+    pub(crate) halts: Vec<String>,
+    /// When it was paused or down, in true time.
+    pub(crate) interruptions: Vec<RangeInclusive<Duration>>,
+    /// Milliseconds that its wall clock is ahead of true time.
+    pub(crate) clock_ahead: i64,
+    /// What its monotonic clock showed when the simulation began.
+    pub(crate) monotonic_base: Duration,
+    pub(crate) random: Random,
+    pub(crate) volume: Volume,
+    /// Tasks that were woken in a pause.
+    pub(super) parked: Vec<TaskId>,
+    /// Those who wait for it to go down.
+    pub(super) watchers: Vec<Waker>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MemberState {
+    Up,
+    PausedUntil(Duration),
+    Down,
+}
+
+/// How a member goes down.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Blow {
+    Crash,
+    Kill,
+    Halt,
+}
+
+impl Member {
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self.state, MemberState::Up | MemberState::PausedUntil(_))
+    }
+}
+
+pub(super) type TimerKey = (Duration, u64);
+
+pub(super) enum Timer {
+    Wake(Waker),
+    Resume(MemberIndex),
+}
+
+impl Core {
+    pub(super) fn new(seed: u64) -> Self {
+        let mut core = Core {
+            now: Duration::ZERO,
+            faults: Faults::default(),
+            incidents: Incidents::default(),
+            trace: Trace::default(),
+            random: Random::new(seed),
+            members: Vec::new(),
+            panics: Vec::new(),
+            panics_tolerated: false,
+            time_limit: Duration::from_secs(24 * 3_600),
+            tasks: Tasks::default(),
+            timers: BTreeMap::new(),
+            timer_serial: 0,
+            polls_now: 0,
+            polls: 0,
+            running: false,
+            closed: false,
+        };
+        core.add_member("outside");
+        core.boot(OUTSIDE);
+        core
+    }
+
+    pub(crate) fn set_timer(&mut self, at: Duration, waker: Waker) -> TimerKey {
+        let late = if self.faults.timer_late_max.is_zero() {
+            Duration::ZERO
+        } else {
+            self.random.duration(&(Duration::ZERO..=self.faults.timer_late_max))
+        };
+        self.insert_timer(at + late, Timer::Wake(waker))
+    }
+
+    pub(super) fn insert_timer(&mut self, at: Duration, timer: Timer) -> TimerKey {
+        self.timer_serial += 1;
+        let key = (at, self.timer_serial);
+        self.timers.insert(key, timer);
+        key
+    }
+
+    /// The waker that was there, to be dropped outside the lock.
+    #[must_use]
+    pub(crate) fn clear_timer(&mut self, key: TimerKey) -> Option<Waker> {
+        match self.timers.remove(&key) {
+            Some(Timer::Wake(waker)) => Some(waker),
+            Some(Timer::Resume(_)) | None => None,
+        }
+    }
+
+    pub(crate) fn change_timer(&mut self, key: TimerKey, waker: &Waker) -> Option<Waker> {
+        match self.timers.get_mut(&key) {
+            Some(Timer::Wake(present)) if !present.will_wake(waker) => Some(std::mem::replace(present, waker.clone())),
+            Some(Timer::Wake(_) | Timer::Resume(_)) | None => None,
+        }
+    }
+
+    pub(crate) fn record(&mut self, event: &Event<'_>) {
+        self.trace.record(self.now, event);
+    }
+
+    pub(crate) fn incident(&mut self, member: MemberIndex, what: Incident, detail: &str) {
+        self.incidents.add(what);
+        let name = &self.members[member].name;
+        self.trace.record(self.now, &Event::Incident { member: name, what, detail });
+    }
+
+    pub(crate) fn is_current(&self, member: MemberIndex, boot: u64) -> bool {
+        let member = &self.members[member];
+        member.boot == boot && member.is_up()
+    }
+
+    pub(crate) fn member_index(&self, name: &str) -> Option<MemberIndex> {
+        self.members.iter().position(|member| member.name == name)
+    }
+
+    pub(crate) fn add_member(&mut self, name: &str) -> MemberIndex {
+        let mut random = self.random.fork();
+        let volume = Volume::new(random.fork());
+        self.members.push(Member {
+            name: name.to_owned(),
+            state: MemberState::Down,
+            boot: 0,
+            halts: Vec::new(),
+            interruptions: Vec::new(),
+            clock_ahead: 0,
+            monotonic_base: Duration::ZERO,
+            random,
+            volume,
+            parked: Vec::new(),
+            watchers: Vec::new(),
+        });
+        self.members.len() - 1
+    }
+
+    pub(crate) fn boot(&mut self, index: MemberIndex) {
+        let member = &mut self.members[index];
+        assert!(member.state == MemberState::Down, "{} is up: crash it or kill it first", member.name);
+        member.state = MemberState::Up;
+        member.boot += 1;
+        if let Some(down) = member.interruptions.last_mut().filter(|last| *last.end() == Duration::MAX) {
+            *down = *down.start()..=self.now;
+        }
+        // A machine's monotonic clock means nothing to its next start.
+        member.monotonic_base = Duration::from_millis(1_000 + member.random.below(1_000_000_000));
+        self.trace.record(self.now, &Event::Boot { member: &member.name });
+    }
+
+    pub(crate) fn pause(&mut self, index: MemberIndex, duration: Duration) {
+        let until = self.now + duration;
+        match self.members[index].state {
+            MemberState::Up => {}
+            MemberState::PausedUntil(earlier) if earlier < until => {}
+            MemberState::PausedUntil(_) | MemberState::Down => return,
+        }
+        self.members[index].state = MemberState::PausedUntil(until);
+        self.members[index].interruptions.push(self.now..=until);
+        self.incident(index, Incident::Pause, &format!("for {duration:?}"));
+        self.insert_timer(until, Timer::Resume(index));
+    }
+
+    pub(crate) fn watch(&mut self, index: MemberIndex, waker: &Waker) {
+        let watchers = &mut self.members[index].watchers;
+        if !watchers.iter().any(|present| present.will_wake(waker)) {
+            watchers.push(waker.clone());
+        }
+    }
+
+    pub(crate) fn polls(&self) -> u64 {
+        self.polls
+    }
+}
+
+/// What only the loop does.
+impl Core {
+    /// Moves time, and gives the wakers that are due.
+    pub(super) fn go_on(&mut self, until: Duration) -> Vec<Waker> {
+        if until > self.now {
+            self.now = until;
+            self.polls_now = 0;
+            self.record(&Event::Advance);
+        }
+        let mut due = Vec::new();
+        while let Some(entry) = self.timers.first_entry().filter(|entry| entry.key().0 <= self.now) {
+            match entry.remove() {
+                Timer::Wake(waker) => due.push(waker),
+                Timer::Resume(member) => due.extend(self.resume(member)),
+            }
+        }
+        due
+    }
+
+    /// The wakers of what was woken in the pause.
+    pub(super) fn resume(&mut self, index: MemberIndex) -> Vec<Waker> {
+        let MemberState::PausedUntil(until) = self.members[index].state else { return Vec::new() };
+        if until > self.now {
+            return Vec::new(); // The pause was made longer; its own timer follows.
+        }
+        self.members[index].state = MemberState::Up;
+        self.trace.record(self.now, &Event::Resume { member: &self.members[index].name });
+        let mut wakers = Vec::new();
+        for id in std::mem::take(&mut self.members[index].parked) {
+            if let Some(task) = self.tasks.get_mut(id) {
+                task.waker.queued.store(false, Ordering::Relaxed);
+                wakers.push(Waker::from(task.waker.clone()));
+            }
+        }
+        wakers
+    }
+
+    /// Carries out the end of a member; what is returned is dropped outside the lock.
+    pub(super) fn fell(&mut self, index: MemberIndex, blow: Blow) -> Fallen {
+        let (incident, detail) = match blow {
+            Blow::Crash => (Incident::Crash, String::new()),
+            Blow::Kill => (Incident::Kill, String::new()),
+            Blow::Halt => (Incident::Halt, self.members[index].halts.last().cloned().unwrap_or_default()),
+        };
+        self.incident(index, incident, &detail);
+        let member = &mut self.members[index];
+        member.state = MemberState::Down;
+        // A pause ends here.
+        for pause in member.interruptions.iter_mut().filter(|one| *one.end() > self.now) {
+            *pause = *pause.start()..=self.now;
+        }
+        member.interruptions.push(self.now..=Duration::MAX);
+        member.parked.clear();
+        let watchers = std::mem::take(&mut member.watchers);
+        let losses = match blow {
+            Blow::Crash => member.volume.lose_power(),
+            // The page cache outlives the process.
+            Blow::Kill | Blow::Halt => {
+                member.volume.forget_handles();
+                Vec::new()
+            }
+        };
+        for (incident, detail) in losses {
+            self.incident(index, incident, &detail);
+        }
+        Fallen { tasks: self.tasks.remove_all(|task| task.member == index), watchers }
+    }
+
+    pub(super) fn end(&mut self, id: TaskId) -> Option<oneshot::Sender<TaskEnd>> {
+        let task = self.tasks.remove(id)?;
+        self.trace.record(self.now, &Event::End { task: task.name, serial: task.serial });
+        task.end
+    }
+
+    pub(super) fn panicked(&mut self, id: TaskId, payload: &(dyn Any + Send)) {
+        let Some(task) = self.tasks.get_mut(id) else { return };
+        let (member, name) = (task.member, task.name);
+        let detail = format!("task {name} panicked: {}", panic_message(payload));
+        self.panics.push(format!("{}: {detail}", self.members[member].name));
+        self.incident(member, Incident::TaskPanic, &detail);
+    }
+
+    pub(super) fn waiting_tasks(&self) -> String {
+        const NAMED_MAX: usize = 50;
+        let tasks: Vec<_> = self.tasks.slots.iter().flatten().collect();
+        let mut names: Vec<String> = tasks
+            .iter()
+            .take(NAMED_MAX)
+            .map(|task| format!("{}/{}#{}", self.members[task.member].name, task.name, task.serial))
+            .collect();
+        if tasks.len() > NAMED_MAX {
+            names.push(format!("and {} more", tasks.len() - NAMED_MAX));
+        }
+        if names.is_empty() {
+            names.push("no task".to_owned());
+        }
+        let down = self.members.iter().filter(|member| !member.is_up());
+        names.extend(down.map(|member| format!("{} is down {:?}", member.name, member.halts)));
+        names.join(", ")
+    }
+}
+
+/// What is left of a member that went down.
+pub(super) struct Fallen {
+    pub(super) tasks: Vec<Task>,
+    pub(super) watchers: Vec<Waker>,
+}
+
+impl Fallen {
+    pub(super) fn bury(self) {
+        self.tasks.into_iter().for_each(|task| task.bury(TaskEnd::Aborted));
+        self.watchers.into_iter().for_each(Waker::wake);
+    }
+}

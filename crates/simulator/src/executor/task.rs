@@ -1,0 +1,114 @@
+//! Tasks, and the list of those that were woken.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Wake;
+
+use futures_util::future::BoxFuture;
+use runtime::{Place, TaskEnd};
+use tokio::sync::oneshot;
+
+use super::drop_quietly;
+use super::state::MemberIndex;
+
+pub(super) type Future = BoxFuture<'static, ()>;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TaskId {
+    pub(super) slot: usize,
+    pub(super) serial: u64,
+}
+
+/// The scenario's own future, which `run_until` holds on its stack.
+pub(super) const ROOT: TaskId = TaskId { slot: usize::MAX, serial: 0 };
+
+pub(super) struct Task {
+    pub(super) serial: u64,
+    pub(super) name: &'static str,
+    pub(super) place: Place,
+    pub(super) member: MemberIndex,
+    /// `None` while it is being polled.
+    pub(super) future: Option<Future>,
+    pub(super) waker: Arc<TaskWaker>,
+    pub(super) aborted: bool,
+    pub(super) end: Option<oneshot::Sender<TaskEnd>>,
+}
+
+#[derive(Default)]
+pub(super) struct Tasks {
+    pub(super) slots: Vec<Option<Task>>,
+    pub(super) free: Vec<usize>,
+    pub(super) serial: u64,
+}
+
+impl Tasks {
+    pub(super) fn get_mut(&mut self, id: TaskId) -> Option<&mut Task> {
+        self.slots.get_mut(id.slot)?.as_mut().filter(|task| task.serial == id.serial)
+    }
+
+    pub(super) fn remove(&mut self, id: TaskId) -> Option<Task> {
+        self.get_mut(id)?;
+        self.free.push(id.slot);
+        self.slots[id.slot].take()
+    }
+
+    pub(super) fn insert(&mut self, make: impl FnOnce(TaskId) -> Task) -> TaskId {
+        self.serial += 1;
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
+        let id = TaskId { slot, serial: self.serial };
+        self.slots[slot] = Some(make(id));
+        id
+    }
+
+    pub(super) fn remove_all(&mut self, of: impl Fn(&Task) -> bool) -> Vec<Task> {
+        let mut removed = Vec::new();
+        for (slot, entry) in self.slots.iter_mut().enumerate() {
+            if entry.as_ref().is_some_and(&of) {
+                self.free.push(slot);
+                removed.extend(entry.take());
+            }
+        }
+        removed
+    }
+}
+
+pub(super) struct Ready(pub(super) Mutex<Vec<TaskId>>);
+
+impl Ready {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<TaskId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) struct TaskWaker {
+    pub(super) id: TaskId,
+    /// It is in the ready list, or parked: once is enough.
+    pub(super) queued: AtomicBool,
+    pub(super) ready: Arc<Ready>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if !self.queued.swap(true, Ordering::Relaxed) {
+            self.ready.lock().push(self.id);
+        }
+    }
+}
+
+impl Task {
+    pub(super) fn bury(self, how: TaskEnd) {
+        if let Some(future) = self.future {
+            drop_quietly(future);
+        }
+        if let Some(end) = self.end {
+            let _unheard = end.send(how);
+        }
+    }
+}
