@@ -16,6 +16,7 @@ pub(crate) struct Hit {
     /// `webhook-id`: the run.
     pub(crate) run: String,
     pub(crate) schedule: String,
+    pub(crate) attempt: String,
     pub(crate) body: String,
 }
 
@@ -89,6 +90,7 @@ impl Receiver {
                 at_millis: now_millis(),
                 run: header("webhook-id"),
                 schedule: header("reveille-schedule-id"),
+                attempt: header("reveille-attempt"),
                 body,
             };
             let (state, changed) = &*self.state;
