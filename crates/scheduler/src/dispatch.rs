@@ -16,6 +16,7 @@ pub(crate) struct Dispatch {
     in_flight_per_target: usize,
     in_flight_max: usize,
     parked_per_target: usize,
+    window_keys_max: usize,
     defer_max: Duration,
     in_flight: usize,
     parked: usize,
@@ -47,6 +48,7 @@ impl Dispatch {
             in_flight_per_target: options.in_flight_per_target.max(1),
             in_flight_max: options.in_flight_max.max(1),
             parked_per_target: options.parked_per_target.max(1),
+            window_keys_max: options.window_keys_max,
             defer_max: options.defer_max,
             in_flight: 0,
             parked: 0,
@@ -67,8 +69,11 @@ impl Dispatch {
 
     /// Queues a key; `false` if its target's queue is full: the key is to be deferred.
     pub(crate) fn push(&mut self, lane: Lane, entry: u32, position: Timestamp) -> bool {
+        // A lane may have as much as is left over, so that n slow ones leave one part in n + 1 of the window to the rest
+        // (dynamic thresholds; Choudhury and Hahne 1998).
+        let left_over = self.window_keys_max.saturating_sub(self.parked).max(1);
         let state = self.lanes.entry(lane).or_default();
-        if state.queue.len() >= self.parked_per_target {
+        if state.queue.len() >= self.parked_per_target.min(left_over) {
             return false;
         }
         state.queue.push_back((entry, position));
@@ -236,6 +241,15 @@ mod tests {
         assert!(!dispatch.push(lane(1, 1), 3, late));
         assert_eq!(dispatch.take_overdue(late, 10), [1]);
         assert_eq!(dispatch.parked(), 1);
+    }
+
+    #[test]
+    fn slow_targets_leave_a_part_of_the_window_to_the_rest() {
+        let options =
+            Options { in_flight_per_target: 1, window_keys_max: 120, parked_per_target: 120, ..Options::default() };
+        let mut dispatch = Dispatch::new(&options);
+        let mut parked = |target| (0..120).filter(|entry| dispatch.push(lane(1, target), *entry, NOW)).count();
+        assert_eq!((parked(1), parked(2), parked(3)), (60, 30, 15));
     }
 
     #[test]

@@ -18,7 +18,9 @@ pub struct Options {
     pub in_flight_per_target: usize,
     /// Attempts in flight in all, until their outcome is durable: the bound of what a kill can double. Default 4,096.
     pub in_flight_max: usize,
-    /// Keys that wait for one target at most; further ones are written again at a later position. Default 32,768.
+    /// Keys that wait for one target at most, and never more than the window has left for others; further ones are
+    /// written again at a later position. Default 131,072. Smaller: a burst for one target is put off although the
+    /// target keeps up; larger: slow targets leave less of the window to the rest.
     pub parked_per_target: usize,
     /// How long a key waits for its target in memory before it, too, is written again. Default 10 s. It bounds how
     /// far `done` lags behind, and so what a restart reads.
@@ -40,7 +42,7 @@ impl Default for Options {
             period: Duration::from_millis(200),
             in_flight_per_target: 256,
             in_flight_max: 4_096,
-            parked_per_target: 32_768,
+            parked_per_target: 131_072,
             parked_for: Duration::from_secs(10),
             defer_max: Duration::from_secs(60),
             pollers: 64,
