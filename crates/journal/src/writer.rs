@@ -154,6 +154,8 @@ impl<T: Send + 'static> Writer<T> {
             // It was made under a smaller limit. A segment left behind has a record, so that damage shows.
             self.mark().await;
         }
+        // Once: on a full disk the keeper tries again by itself, and each try is told here.
+        self.shared.keep.notify_one();
         loop {
             {
                 let mut book = self.shared.book();
@@ -170,7 +172,6 @@ impl<T: Send + 'static> Writer<T> {
                     return Err(Stopped);
                 }
             }
-            self.shared.keep.notify_one();
             self.shared.turned.notified().await;
         }
         if self.queue.set_full(false) {

@@ -120,3 +120,44 @@ fn after_a_failed_sync_or_write_the_process_ends_and_nothing_that_was_told_is_lo
     });
     coverage.assert_happened(&[Incident::Halt, Incident::FailedSync, Incident::FailedWrite, Incident::SlowSync]);
 }
+
+#[test]
+fn a_torn_record_that_nothing_overwrites_is_not_taken_for_damage_later() {
+    let options = || Options { entry_bytes_max: 16_000, ..small() };
+    let coverage = run_seeds("journal-torn", 0..60, |sim| {
+        let record = Record::default();
+        sim.run_until(async {
+            let (a, there) = (sim.member("a"), record.clone());
+            let volume = sim.volume("a");
+            let torn = async move {
+                let tasks = TaskSet::new(&a);
+                let journal = there.open(&a, &tasks, Path::new(DIR), options()).await.unwrap();
+                for size in [8, 8, 8, 8] {
+                    for answer in there.append(&journal, [size]).await {
+                        answer.await.unwrap();
+                    }
+                }
+                volume.crash_at_operation(1);
+                // The rest of the segment.
+                for answer in there.append(&journal, [9000]).await {
+                    answer.await.unwrap();
+                }
+            };
+            assert!(sim.call("a", torn).await.is_none());
+            for _ in 0..2 {
+                let (a, there) = (if sim.is_up("a") { sim.member("a") } else { sim.restart("a") }, record.clone());
+                let next = async move {
+                    let tasks = TaskSet::new(&a);
+                    let journal = there.open(&a, &tasks, Path::new(DIR), options()).await.expect("nothing is damaged");
+                    // More than is left of the segment: it goes to the next one.
+                    for answer in there.append(&journal, [16_000]).await {
+                        answer.await.unwrap();
+                    }
+                    end(&journal, tasks).await;
+                };
+                sim.call("a", next).await.unwrap();
+            }
+        });
+    });
+    coverage.assert_happened(&[Incident::TornWrite, Incident::LostWrite]);
+}
