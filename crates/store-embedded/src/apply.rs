@@ -126,7 +126,7 @@ impl Machine {
 
     /// The incarnation because of which a schedule cannot be inserted.
     fn in_the_way(&self, at: Sequence, head: &Head, id: &str) -> Result<Option<Incarnation>, StoreError> {
-        let again = self.rows.head(head.incarnation, at)?.is_some();
+        let again = self.rows.is_number_used(head.incarnation, at)?;
         if !again && is_server_made(id, head.incarnation) {
             // Nothing else can have the id of an incarnation that there was not yet.
             return Ok(None);

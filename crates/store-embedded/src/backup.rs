@@ -16,7 +16,6 @@ use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
 use crate::index::IndexError;
 use crate::index::lsm;
 use crate::index::map;
-use crate::keep;
 use crate::open::INDEX_DIR;
 use crate::{BackupError, EmbeddedStore, IndexKind};
 
@@ -49,10 +48,9 @@ impl EmbeddedStore {
         self.seal_requests.send(answer).await.map_err(|_| BackupError::Closed)?;
         let entry = sealed.await.map_err(|_| BackupError::Closed)?;
         let mut checkpoint = self.shared.checkpoint.subscribe();
-        let mut is_closed = self.shared.closed.subscribe();
         tokio::select! {
             biased;
-            () = keep::is_true(&mut is_closed) => return Err(BackupError::Closed),
+            () = self.shared.closed.cancelled() => return Err(BackupError::Closed),
             durable = async { checkpoint.wait_for(|checkpoint| checkpoint.synced >= entry).await.map(|_| ()) } => {
                 durable.map_err(|_| BackupError::Closed)?;
             }

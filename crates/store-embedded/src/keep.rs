@@ -11,7 +11,8 @@ use std::time::Duration;
 use journal::{Commit, Journal};
 use runtime::Runtime;
 use store::{Health, StoreError};
-use tokio::sync::{RwLock, mpsc, oneshot, watch};
+use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
+use tokio_util::sync::CancellationToken;
 
 use crate::apply::{Answer, Machine};
 use crate::checkpoint::Checkpoint;
@@ -33,11 +34,13 @@ pub(crate) struct Shared {
     pub dir: PathBuf,
     pub options: Options,
     pub index: Arc<dyn Index>,
-    pub closed: watch::Sender<bool>,
+    pub closed: CancellationToken,
     full: AtomicBool,
     free_bytes: AtomicU64,
     /// Users' writes wait while this is true.
-    behind: watch::Sender<bool>,
+    behind: AtomicBool,
+    /// Woken when that ends. (Not a `watch`, which wakes its receivers in an order that no seed gives.)
+    caught_up: Notify,
     /// The last checkpoint that is durable.
     pub checkpoint: watch::Sender<Checkpoint>,
     /// Flushes and merges share it; a backup has it alone.
@@ -57,17 +60,18 @@ impl Shared {
             dir,
             options,
             index,
-            closed: watch::Sender::new(false),
+            closed: CancellationToken::new(),
             full: AtomicBool::new(false),
             free_bytes: AtomicU64::new(u64::MAX),
-            behind: watch::Sender::new(false),
+            behind: AtomicBool::new(false),
+            caught_up: Notify::new(),
             checkpoint: watch::Sender::new(checkpoint),
             maintenance: RwLock::new(()),
         }
     }
 
     pub(crate) fn health(&self) -> Health {
-        if *self.closed.borrow() {
+        if self.closed.is_cancelled() {
             Health::Closed
         } else if self.full.load(Ordering::Relaxed) {
             Health::Full
@@ -85,17 +89,22 @@ impl Shared {
 
     /// Returns at once unless flushing or merging is far behind.
     pub(crate) async fn wait_for_room(&self) {
-        if *self.behind.borrow() {
-            let mut behind = self.behind.subscribe();
-            // The sender is here, so this cannot fail.
-            let _room = behind.wait_for(|behind| !behind).await.map(|_| ());
+        while self.behind.load(Ordering::Acquire) {
+            let mut caught_up = std::pin::pin!(self.caught_up.notified());
+            caught_up.as_mut().enable();
+            // It may have ended since, or before this was listening.
+            if self.behind.load(Ordering::Acquire) {
+                caught_up.await;
+            }
         }
     }
 
     fn look_at_pressure(&self) -> usize {
         let pressure = self.index.pressure();
         let behind = pressure.sealed > SEALED_WAIT || pressure.unmerged > UNMERGED_WAIT;
-        self.behind.send_if_modified(|known| std::mem::replace(known, behind) != behind);
+        if self.behind.swap(behind, Ordering::AcqRel) && !behind {
+            self.caught_up.notify_waiters();
+        }
         pressure.sealed
     }
 
@@ -190,8 +199,7 @@ impl Applier {
         }
         self.seal_if_large();
         if self.shared.look_at_pressure() > SEALED_MAX {
-            let mut behind = self.shared.behind.subscribe();
-            let _room = behind.wait_for(|behind| !behind).await.map(|_| ());
+            self.shared.wait_for_room().await;
         }
     }
 
@@ -226,11 +234,10 @@ pub(crate) async fn flush(
     flushed: watch::Sender<u64>,
 ) {
     let mut journal = Some(journal);
-    let mut closed = shared.closed.subscribe();
     loop {
         let changed = tokio::select! {
             biased;
-            () = is_true(&mut closed), if journal.is_some() => None,
+            () = shared.closed.cancelled(), if journal.is_some() => None,
             changed = sealed.changed() => Some(changed.is_ok()),
         };
         let Some(more_to_come) = changed else {
@@ -247,17 +254,11 @@ pub(crate) async fn flush(
     }
 }
 
-/// Also when whoever could say so is gone.
-pub(crate) async fn is_true(flag: &mut watch::Receiver<bool>) {
-    // An error is the end of the sender.
-    let _end = flag.wait_for(|flag| *flag).await.map(|_| ());
-}
-
 async fn flush_until_done(shared: &Shared, journal: Option<&Journal<Ticket>>, sealed_entry: Option<u64>) {
     while let Err(error) = flush_once(shared, journal, sealed_entry).await {
         // Rows stay in memory and in the journal meanwhile; a full disk passes.
         tracing::error!(%error, "rows could not be flushed; trying again");
-        if *shared.closed.borrow() {
+        if shared.closed.is_cancelled() {
             return; // The journal has it all.
         }
         shared.runtime.sleep(RETRY).await;
@@ -293,7 +294,7 @@ pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>
             };
             shared.look_at_pressure();
             match merged {
-                Ok(true) if !*shared.closed.borrow() => {}
+                Ok(true) if !shared.closed.is_cancelled() => {}
                 Ok(_) => break,
                 Err(error) => {
                     tracing::error!(%error, "flushed rows could not be merged; trying again after the next flush");
@@ -306,10 +307,9 @@ pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>
 
 /// Looks at the disk's free space once a period.
 pub(crate) async fn watch_free_space(shared: Arc<Shared>) {
-    let mut closed = shared.closed.subscribe();
     loop {
         let period = shared.options.free_bytes_period;
-        if shared.runtime.timeout(period, is_true(&mut closed)).await.is_some() {
+        if shared.runtime.timeout(period, shared.closed.cancelled()).await.is_some() {
             return;
         }
         shared.look_at_free_space().await;
@@ -333,7 +333,7 @@ impl Readers {
         (Readers { jobs, next: AtomicU64::new(0) }, receivers)
     }
 
-    pub(crate) async fn run(mut jobs: mpsc::Receiver<Job>, mut closed: watch::Receiver<bool>) {
+    pub(crate) async fn run(mut jobs: mpsc::Receiver<Job>, closed: CancellationToken) {
         loop {
             tokio::select! {
                 biased;
@@ -342,7 +342,7 @@ impl Readers {
                     None => return,
                 },
                 // Also when the store is gone.
-                () = is_true(&mut closed) => return,
+                () = closed.cancelled() => return,
             }
         }
     }

@@ -67,7 +67,7 @@ pub struct EmbeddedStore {
 
 impl Drop for EmbeddedStore {
     fn drop(&mut self) {
-        self.shared.closed.send_replace(true);
+        self.shared.closed.cancel();
     }
 }
 
@@ -85,7 +85,7 @@ pub struct Stats {
 impl EmbeddedStore {
     /// Refuses further calls, lets those under way finish, flushes, and returns when the store's tasks have ended.
     pub async fn close(&self) {
-        self.shared.closed.send_replace(true);
+        self.shared.closed.cancel();
         self.journal.close().await;
         let mut tasks_alive = self.tasks_alive.lock().await;
         while tasks_alive.recv().await.is_some() {}
@@ -111,13 +111,12 @@ impl EmbeddedStore {
         self.seal_requests.send(answer).await.map_err(|_| closed())?;
         let entry = sealed.await.map_err(|_| closed())?;
         let mut checkpoint = self.shared.checkpoint.subscribe();
-        let mut is_closed = self.shared.closed.subscribe();
         tokio::select! {
             biased;
             durable = async { checkpoint.wait_for(|checkpoint| checkpoint.synced >= entry).await.map(|_| ()) } => {
                 durable.map_err(|_| closed())
             }
-            () = keep::is_true(&mut is_closed) => Err(closed()),
+            () = self.shared.closed.cancelled() => Err(closed()),
         }
     }
 
@@ -135,7 +134,7 @@ impl EmbeddedStore {
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
-        if *self.shared.closed.borrow() { Err(closed()) } else { Ok(()) }
+        if self.shared.closed.is_cancelled() { Err(closed()) } else { Ok(()) }
     }
 
     /// Users' writes are refused where owners' are not.

@@ -107,7 +107,7 @@ fn start(
     task("store space", Box::pin(keep::watch_free_space(shared.clone())));
     let (readers, jobs) = Readers::new(shared.options.readers);
     for jobs in jobs {
-        task("store reader", Box::pin(Readers::run(jobs, shared.closed.subscribe())));
+        task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));
     }
     EmbeddedStore {
         rows: Rows { index: shared.index.clone() },

@@ -8,7 +8,7 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, TenantId, Timestamp};
 use store::{DueBound, DuePage, DueRead, StoreError};
 
-use crate::codec::row::{self, Changed, Head};
+use crate::codec::row::{self, Changed};
 use crate::codec::{Malformed, Take, key, run};
 use crate::index::{Family, Index, IndexError, Sequence};
 
@@ -41,12 +41,9 @@ impl Rows {
         self.index.get(family, key, before).map_err(damaged)
     }
 
-    /// The head of an incarnation's first row.
-    pub(crate) fn head(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Head>, StoreError> {
-        let Some(row) = self.get(Family::Rows, &key::row(incarnation), before)? else { return Ok(None) };
-        let head = row::head(&row).map_err(|error| self.malformed(incarnation, error))?;
-        // The row may be a later spec of another incarnation.
-        Ok((head.incarnation == incarnation).then_some(head))
+    /// Whether there is a row of this number: an incarnation's first, or a later spec of another.
+    pub(crate) fn is_number_used(&self, number: Incarnation, before: Sequence) -> Result<bool, StoreError> {
+        Ok(self.get(Family::Rows, &key::row(number), before)?.is_some())
     }
 
     pub(crate) fn known(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Known>, StoreError> {

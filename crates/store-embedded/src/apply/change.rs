@@ -66,9 +66,7 @@ impl Machine {
                 let before = known.changed.state.status;
                 (Some(before), self.replace(at, &known, insert)?)
             }
-            Some(cancelled) if cancelled.incarnation == offered.incarnation => {
-                return refused(WriteRefusal::NotFound);
-            }
+            Some(_) if self.rows.is_number_used(offered.incarnation, at)? => return refused(WriteRefusal::NotFound),
             cancelled => {
                 self.write_new(at, insert);
                 (cancelled.map(|_| Status::Cancelled), insert.row.to_vec())

@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 mod conformance;
+mod crashes;
 mod durable;
 mod support;
