@@ -156,7 +156,7 @@ impl From<StoreError> for Refused {
                 "new schedules are refused until there is space; reading, cancelling and firing go on",
             ),
             StoreError::Unavailable(_) => {
-                tracing::warn!(%error, "a request was refused");
+                tracing::debug!(%error, "the store is unavailable");
                 refuse(Kind::StoreUnavailable, "nothing is known of whether this request took effect; send it again")
             }
             StoreError::Damaged(_) => {

@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Body;
-use axum::http::Response;
+use axum::http::{Response, StatusCode};
 use futures_util::FutureExt;
 use runtime::Runtime;
 use scheduler::Scheduler;
@@ -37,13 +37,18 @@ impl Shared {
         work: impl Future<Output = Result<Response<Body>, Refused>>,
     ) -> Response<Body> {
         let started = self.runtime.monotonic();
-        let work = AssertUnwindSafe(work).catch_unwind().await;
-        let response = match work.unwrap_or_else(|_| Err(panicked(route))) {
+        let outcome = AssertUnwindSafe(work).catch_unwind().await;
+        let response = match outcome.unwrap_or_else(|_| Err(refuse(Kind::Internal, "this is a fault of the server"))) {
             Ok(response) => response,
             Err(refused) => {
                 let request_id = self.request_id();
                 let status = refused.status();
-                tracing::debug!(request_id, ?route, %status, "a request was refused");
+                // Full and unreachable stores have lines of their own; one for each request would bury them.
+                if status == StatusCode::INTERNAL_SERVER_ERROR {
+                    tracing::error!(request_id, ?route, "a request failed");
+                } else {
+                    tracing::debug!(request_id, ?route, %status, "a request was refused");
+                }
                 refused.into_response(request_id)
             }
         };
@@ -54,10 +59,4 @@ impl Shared {
     pub(crate) fn request_id(&self) -> String {
         format!("{:08x}-{:x}", self.request_id_start, self.requests.fetch_add(1, Ordering::Relaxed))
     }
-}
-
-/// A fault of ours ends one request, and is told to the log by the panic itself.
-fn panicked(route: Route) -> Refused {
-    tracing::error!(?route, "a request panicked");
-    refuse(Kind::Internal, "this is a fault of the server; its log has the request id")
 }

@@ -7,8 +7,8 @@ use super::*;
 
 const NOW: Timestamp = Timestamp::from_millis(2_000_000_000_000);
 
-fn read(bytes: &[u8]) -> Result<Wanted, api::Problem> {
-    read_schedule(bytes, None, &Limits::default(), NOW).map_err(|refused| refused.into_problem(None))
+fn read(bytes: &[u8]) -> Result<Wanted, Box<api::Problem>> {
+    read_schedule(bytes, None, &Limits::default(), NOW).map_err(|refused| Box::new(refused.into_problem(None)))
 }
 
 const VALID: [&str; 4] = [

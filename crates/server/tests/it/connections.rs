@@ -157,3 +157,21 @@ async fn http2_is_spoken_on_the_same_port() {
     connection.end.await;
     world.stop().await;
 }
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_results_is_left() {
+    let world = World::start_with(Options { idle_timeout: Duration::from_millis(200), ..Options::default() }).await;
+    let mut connection = world.connect().await;
+    // Each of these short lines has a long result: far more than what the sockets hold.
+    let batch = "x\n".repeat(100_000);
+    let head = format!(
+        "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\ncontent-length: {}\r\n\r\n",
+        batch.len()
+    );
+    connection.write(&[head.as_bytes(), batch.as_bytes()].concat()).await;
+    let left =
+        async { while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {} };
+    world.runtime.timeout(Duration::from_secs(20), left).await.expect("the server gives up on the client");
+    drop(connection);
+    world.stop().await;
+}

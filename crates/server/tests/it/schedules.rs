@@ -58,6 +58,9 @@ async fn a_schedule_is_made_read_replaced_and_cancelled() {
     let cancelled = world.send("DELETE", &path, "").await;
     assert_eq!((cancelled.status, cancelled.body.as_str()), (200, r#"{"result":"cancelled"}"#));
     assert_eq!(world.send("GET", &path, "").await.text("/state"), "cancelled");
+    let again = world.send("DELETE", &path, "").await;
+    assert_eq!((again.status, again.body.as_str()), (200, r#"{"result":"cancelled"}"#));
+    assert_eq!(world.send("DELETE", "/v1/schedules/never-was", "").await.text("/code"), "schedule_not_found");
     world.stop().await;
 }
 

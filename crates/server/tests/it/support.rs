@@ -201,7 +201,7 @@ impl Connection {
     }
 
     async fn read_some(&mut self) {
-        let mut piece = [0; 16 * 1024];
+        let mut piece = vec![0; 16 * 1024];
         let length = self.stream.read(&mut piece).await.unwrap();
         assert!(length > 0, "the server closed the connection after {:?}", String::from_utf8_lossy(&self.read));
         self.read.extend_from_slice(&piece[..length]);

@@ -1,0 +1,125 @@
+//! What this crate's share of a create costs: requests per second of a bare handler that parses the same JSON, and of
+//! `POST /v1/schedules` over the engine in memory, by turns in one process.
+//!
+//! `cargo run --release -p server --example overhead`
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::StatusCode;
+use domain::{AttemptResult, TenantId};
+use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
+use runtime::Runtime;
+use scheduler::{Deliver, Delivered, Delivery, Scheduler};
+use server::{Options, Server};
+use sha2::{Digest, Sha256};
+use store::memory::{MemoryOptions, MemoryStore};
+use store::tenant::SecretBytes;
+use store::{ApiKey, Role, Store, Tenant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const CONNECTIONS: usize = 32;
+const TURN: Duration = Duration::from_secs(2);
+const TURNS: usize = 5;
+
+#[tokio::main(flavor = "multi_thread", worker_threads = 2)]
+#[expect(clippy::print_stdout, reason = "it is what this program is for")]
+async fn main() {
+    let runtime = Runtime::real();
+    let bare = serve_bare(&runtime).await;
+    let full = serve_full(&runtime).await;
+    for turn in 1..=TURNS {
+        let bare_rate = rate(&runtime, bare).await;
+        let full_rate = rate(&runtime, full).await;
+        println!("turn {turn}: bare {bare_rate:.0}/s, full {full_rate:.0}/s, {:.2} of it", full_rate / bare_rate);
+    }
+}
+
+async fn serve_bare(runtime: &Runtime) -> SocketAddr {
+    let handler = |body: Bytes| async move {
+        let request: api::ScheduleRequest = serde_json::from_slice(&body).expect("the load is valid");
+        (StatusCode::CREATED, [("content-type", "application/json")], format!("{{\"at\":{:?}}}", request.at))
+    };
+    let router = axum::Router::new().route("/v1/schedules", axum::routing::post(handler));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let builder = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new());
+    let spawner = runtime.clone();
+    drop(runtime.spawn("bare server", async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            stream.set_nodelay(true).expect("it is open");
+            let (builder, service) = (builder.clone(), hyper_util::service::TowerToHyperService::new(router.clone()));
+            drop(spawner.spawn("bare connection", async move {
+                drop(builder.serve_connection(hyper_util::rt::TokioIo::new(stream), service).await);
+            }));
+        }
+    }));
+    address
+}
+
+async fn serve_full(runtime: &Runtime) -> SocketAddr {
+    let store = Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()));
+    let key = ApiKey { id: "key".to_owned(), secret_sha256: Sha256::digest(b"secret").into(), role: Role::Admin };
+    let tenant = Tenant {
+        id: TenantId(1),
+        name: "default".to_owned(),
+        generations: vec![64],
+        signing_secret: SecretBytes(vec![7; 32]),
+        keys: vec![key],
+    };
+    store.put_tenant(tenant).await.expect("memory takes it");
+    let scheduler = Scheduler::start(runtime, store, Arc::new(Nowhere), scheduler::Options::default());
+    let scheduler = scheduler.await.expect("memory does not fail");
+    let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Options::default() };
+    let server = Server::bind(runtime.clone(), scheduler, options).await.expect("a free port");
+    let address = server.local_addr();
+    drop(runtime.spawn("server", server.serve_until(std::future::pending())));
+    address
+}
+
+struct Nowhere;
+
+impl Deliver for Nowhere {
+    fn deliver(&self, _: Delivery) -> BoxFuture<'static, Delivered> {
+        ready(Delivered { result: AttemptResult::TimedOut, retry_after: None }).boxed()
+    }
+}
+
+async fn rate(runtime: &Runtime, address: SocketAddr) -> f64 {
+    let (is_over, answers) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let load = join_all((0..CONNECTIONS).map(|_| ask(address, is_over.clone(), answers.clone())));
+    let load = runtime.spawn("load", load.map(drop));
+    let start = runtime.monotonic();
+    runtime.sleep(TURN).await;
+    is_over.store(true, Ordering::Relaxed);
+    let took = runtime.monotonic().since(start);
+    load.end.await;
+    #[expect(clippy::cast_precision_loss, reason = "a rate is read by a person")]
+    let answers = answers.load(Ordering::Relaxed) as f64;
+    answers / took.as_secs_f64()
+}
+
+async fn ask(address: SocketAddr, is_over: Arc<AtomicBool>, answers: Arc<AtomicU64>) {
+    let body = format!(
+        r#"{{"at":"2035-01-02T03:04:05Z","target":{{"http":{{"url":"http://127.0.0.1:9/hook"}}}},"payload":"{}"}}"#,
+        "x".repeat(1_000)
+    );
+    let request = format!(
+        "POST /v1/schedules HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer key.secret\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let mut stream = TcpStream::connect(address).await.expect("the server listens");
+    stream.set_nodelay(true).expect("it is open");
+    let mut answer = vec![0; 4_096];
+    while !is_over.load(Ordering::Relaxed) {
+        stream.write_all(request.as_bytes()).await.expect("the server reads");
+        let length = stream.read(&mut answer).await.expect("the server answers");
+        assert!(answer[..length].starts_with(b"HTTP/1.1 201"), "{}", String::from_utf8_lossy(&answer[..length]));
+        answers.fetch_add(1, Ordering::Relaxed);
+    }
+}
