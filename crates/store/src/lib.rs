@@ -133,8 +133,8 @@ pub struct Insert {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Inserted {
     Placed(Placed),
-    /// A schedule of this id exists and was not cancelled, or this very incarnation was inserted before (by a call that
-    /// failed, say), whatever became of it since. Nothing was written; the incarnation is the one that has the id.
+    /// A schedule of this id exists and was not cancelled, or an insert or put of this very incarnation took effect
+    /// before (by a call that failed, say), whatever became of it since. Nothing was written; the incarnation is the one that has the id.
     Exists(Incarnation),
 }
 
@@ -213,7 +213,8 @@ pub enum Change {
     /// incarnation and takes the next revision, a cancelled one gives way to the new incarnation. `due` is written
     /// with the incarnation and revision that came of it. Its poller is the one of an existing schedule, and so is
     /// `created_at`. An engine that settles `closed` in [`Store::insert`] does so here, and says where the row is.
-    /// Refused [`WriteRefusal::NotFound`] if the id's schedule is cancelled and has this very incarnation.
+    /// Refused [`WriteRefusal::NotFound`] if the id's schedule is cancelled and a put or insert of this very incarnation
+    /// took effect before (for a put over a live schedule, too): one that is tried again does not undo a cancel.
     Put(Insert),
     /// Makes an active or ended schedule [`Status::Cancelled`], under the next revision and without `next`. Refused
     /// [`WriteRefusal::NotFound`] if there is none of this incarnation, or it is cancelled.

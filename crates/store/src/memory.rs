@@ -125,8 +125,8 @@ impl MemoryStore {
             self.model().append_arrival(schedule.poller, due);
         }
         call.step().await?;
-        let poller = schedule.poller;
-        self.model().write_schedule(schedule);
+        let Schedule { poller, incarnation, .. } = *schedule;
+        self.model().write_schedule(incarnation, schedule);
         if !arrival_first {
             call.step().await?;
             self.model().append_arrival(poller, due);

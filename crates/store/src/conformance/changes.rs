@@ -8,7 +8,7 @@ use domain::{Attempt, AttemptResult, DueKey, Occurrence, Revision, RunState, Sch
 
 use super::Subject;
 use super::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, spec};
-use crate::{Change, Insert, OwnerWrite, Positions, WriteRefusal, Written};
+use crate::{Change, Insert, Inserted, OwnerWrite, Positions, WriteRefusal, Written};
 
 pub(super) async fn a_put_makes_what_is_not_there(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;
@@ -81,7 +81,7 @@ pub(super) async fn a_put_over_a_cancelled_id_makes_a_new_incarnation(subject: &
     owner.write(Change::Cancel(first.incarnation)).await;
     let cancelled = scene.now(&first).await;
 
-    let same = owner.try_write(Change::Put(insert)).await;
+    let same = owner.try_write(Change::Put(insert.clone())).await;
     assert_eq!(same, Err(WriteRefusal::NotFound), "a put that is tried again does not undo the cancel");
     assert_eq!(scene.now(&first).await, cancelled);
 
@@ -90,6 +90,23 @@ pub(super) async fn a_put_over_a_cancelled_id_makes_a_new_incarnation(subject: &
     assert_eq!(scene.get(TENANT, &first.id).await, Some(second.schedule.clone()));
     assert_eq!(scene.now(&first).await, cancelled);
     assert!(scene.all_due(owner.poller).await.contains(&second.due));
+
+    owner.write(Change::Cancel(second.schedule.incarnation)).await;
+    let oldest = owner.try_write(Change::Put(insert)).await;
+    assert_eq!(oldest, Err(WriteRefusal::NotFound), "nor after another had the id");
+    assert_eq!(scene.now(&first).await, cancelled);
+
+    let third = replacing(&scene, &first, minute(3));
+    owner.put(&third).await;
+    let over_live = replacing(&scene, &first, minute(4));
+    let (live, ..) = owner.put(&over_live).await;
+    assert_eq!(live.incarnation, third.schedule.incarnation);
+    owner.write(Change::Cancel(live.incarnation)).await;
+    let cancelled = scene.now(&live).await;
+    let again = owner.try_write(Change::Put(over_live.clone())).await;
+    assert_eq!(again, Err(WriteRefusal::NotFound), "nor if it had no need of its incarnation");
+    assert_eq!(scene.insert(&over_live).await, Inserted::Exists(live.incarnation));
+    assert_eq!(scene.now(&live).await, cancelled);
 }
 
 pub(super) async fn a_put_behind_closed_says_where_its_row_is(subject: &dyn Subject) {

@@ -127,6 +127,14 @@ pub(super) async fn an_insert_made_again_is_told_that_it_exists(subject: &dyn Su
         owner.write(crate::Change::Cancel(schedule.incarnation)).await;
         assert_eq!(scene.insert(&insert).await, Inserted::Exists(schedule.incarnation), "what was cancelled stays so");
         assert_eq!(scene.now(&schedule).await.status, Status::Cancelled);
+
+        // Another takes the id, and is cancelled, too.
+        let successor = insert_of(TENANT, scene.numbers.incarnation(), schedule.id.clone(), minute(1));
+        let successor = scene.create(successor).await;
+        assert_eq!(scene.insert(&insert).await, Inserted::Exists(successor.incarnation));
+        owner.write(crate::Change::Cancel(successor.incarnation)).await;
+        assert_eq!(scene.insert(&insert).await, Inserted::Exists(successor.incarnation));
+        assert_eq!(scene.now(&schedule).await.status, Status::Cancelled);
     }
 }
 

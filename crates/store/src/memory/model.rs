@@ -29,6 +29,8 @@ pub(super) struct Model {
     pub(super) marks: Stream<Incarnation>,
     schedules: BTreeMap<Incarnation, Arc<Schedule>>,
     names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
+    /// The incarnations that inserts and puts came with, those included that a put had no need of.
+    used: BTreeSet<Incarnation>,
     /// The chosen ids that calls of the weak engine are giving away.
     naming: BTreeSet<(TenantId, ScheduleId)>,
     due: BTreeMap<PollerId, BTreeSet<DueKey>>,
@@ -47,6 +49,7 @@ impl Default for Model {
             marks: Stream::default(),
             schedules: BTreeMap::new(),
             names: BTreeMap::new(),
+            used: BTreeSet::new(),
             naming: BTreeSet::new(),
             due: BTreeMap::new(),
             positions: BTreeMap::new(),
@@ -85,7 +88,7 @@ impl Model {
     pub(super) fn incarnation_in_the_way(&self, schedule: &Schedule) -> Option<Incarnation> {
         self.check_incarnation(schedule);
         let known = self.find(schedule.tenant, &schedule.id)?;
-        let again = self.schedules.contains_key(&schedule.incarnation);
+        let again = self.is_used(schedule.incarnation);
         (again || known.status != Status::Cancelled).then_some(known.incarnation)
     }
 
@@ -128,7 +131,13 @@ impl Model {
         self.due.entry(poller).or_default().insert(key);
     }
 
-    pub(super) fn write_schedule(&mut self, schedule: Arc<Schedule>) {
+    pub(super) fn is_used(&self, incarnation: Incarnation) -> bool {
+        self.used.contains(&incarnation)
+    }
+
+    /// `asked`: the incarnation that the call came with.
+    pub(super) fn write_schedule(&mut self, asked: Incarnation, schedule: Arc<Schedule>) {
+        self.used.insert(asked);
         self.names.insert((schedule.tenant, schedule.id.clone()), schedule.incarnation);
         self.schedules.insert(schedule.incarnation, schedule);
     }

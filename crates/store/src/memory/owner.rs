@@ -100,7 +100,7 @@ impl MemoryStore {
                 .try_step(call, owner, |model| {
                     model.check_incarnation(&schedule);
                     let seen = model.find(schedule.tenant, &schedule.id);
-                    let planned = plan_put(seen.as_deref(), &schedule)?;
+                    let planned = plan_put(seen.as_deref(), &schedule, model.is_used(schedule.incarnation))?;
                     assert_eq!(planned.poller, owner.poller, "the owner of a schedule's poller puts it");
                     let mut due = due;
                     due.occurrence.incarnation = planned.incarnation;
@@ -118,7 +118,7 @@ impl MemoryStore {
                     if model.find(schedule.tenant, &schedule.id) != seen {
                         return Ok(false);
                     }
-                    model.write_schedule(planned.clone());
+                    model.write_schedule(schedule.incarnation, planned.clone());
                     Ok(true)
                 })
                 .await?;
@@ -226,8 +226,8 @@ impl MemoryStore {
     }
 }
 
-/// What [`Change::Put`] makes of `asked`, with `seen` under its name.
-fn plan_put(seen: Option<&Schedule>, asked: &Arc<Schedule>) -> Result<Arc<Schedule>, WriteRefusal> {
+/// What [`Change::Put`] makes of `asked`, with `seen` under its name; `is_used`: by a put or insert of that incarnation before.
+fn plan_put(seen: Option<&Schedule>, asked: &Arc<Schedule>, is_used: bool) -> Result<Arc<Schedule>, WriteRefusal> {
     match seen {
         Some(live) if live.status != Status::Cancelled => {
             let mut planned = Schedule::clone(asked);
@@ -237,7 +237,7 @@ fn plan_put(seen: Option<&Schedule>, asked: &Arc<Schedule>) -> Result<Arc<Schedu
             planned.created_at = live.created_at;
             Ok(Arc::new(planned))
         }
-        Some(cancelled) if cancelled.incarnation == asked.incarnation => Err(WriteRefusal::NotFound),
+        Some(_) if is_used => Err(WriteRefusal::NotFound),
         Some(_) | None => Ok(asked.clone()),
     }
 }
