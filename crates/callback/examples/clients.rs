@@ -1,7 +1,8 @@
 //! What a callback costs over a bare pooled client: the measurement behind docs/decisions/0070.
 //!
-//! `cargo run --release -p callback --example clients [seconds] [in flight] [name]` runs each client in turn against a
-//! receiver in a process of its own, and prints callbacks per second and the client's own CPU time per callback.
+//! `cargo run --release -p callback --example clients [seconds] [in flight] [name] [address]` runs each client
+//! whose name contains `name` in turn, against a receiver in a process of its own or the one that is at `address`, and
+//! prints callbacks per second and the client's own CPU time per callback.
 
 #![expect(clippy::print_stdout, reason = "its output is what it is for")]
 
@@ -46,7 +47,7 @@ async fn main() -> Result<(), Failure> {
     let mut line = String::new();
     let output = receiver.stdout.take().ok_or("the receiver has no output")?;
     std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line)?;
-    let address: SocketAddr = line.trim().parse()?;
+    let address: SocketAddr = arguments.get(3).map_or(line.trim(), String::as_str).parse()?;
 
     let clients: Vec<(&str, Arc<dyn Caller>)> = vec![
         ("hyper-util legacy client", Arc::new(Legacy::new(address))),
