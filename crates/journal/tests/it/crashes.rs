@@ -48,12 +48,12 @@ fn a_cut_of_power_in_any_disk_operation_loses_nothing_that_was_durable() {
             sim.volume("a").crash_at_operation(number);
             let mut done = sim.call("a", start(a, record.clone(), small(), 25)).await;
             operations.set(operations.get().max(sim.volume("a").operations()));
-            for again in 0..6 {
+            for again in 0..4 {
                 let a = if done.is_none() { sim.restart("a") } else { sim.member("a") };
                 if again < 2 && done.is_none() {
                     sim.volume("a").crash_at_operation(sim.draw(|random| 1 + random.below(80)));
                 }
-                done = sim.call("a", start(a, record.clone(), small(), 10)).await;
+                done = sim.call("a", start(a, record.clone(), small(), 6)).await;
             }
             assert!(done.is_some() && sim.halts("a").is_empty());
         });
