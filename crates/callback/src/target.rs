@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use domain::HttpTarget;
-use http::uri::{PathAndQuery, Scheme};
+use http::uri::Scheme;
 use http::{HeaderName, HeaderValue, Method, Uri, header};
 
 use crate::cache::Cache;
@@ -78,7 +78,7 @@ impl Targets {
 
 fn prepare(target: &HttpTarget, pool: &Pool) -> Result<Prepared, TargetError> {
     let (uri, connect_to, host) = parse_url(&target.url)?;
-    let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let path = uri.path_and_query().cloned().ok_or(TargetError::Url("it has no path"))?;
     let method = Method::from_bytes(target.method.as_bytes()).map_err(|_| TargetError::Method)?;
     if method == Method::CONNECT {
         return Err(TargetError::Method);
@@ -94,7 +94,7 @@ fn prepare(target: &HttpTarget, pool: &Pool) -> Result<Prepared, TargetError> {
     })
 }
 
-/// The URL; where to connect for it; and its `host` header.
+/// The URL, with a path; where to connect for it; and its `host` header.
 fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
     let uri: Uri = url.parse().map_err(|_| TargetError::Url("it is not one"))?;
     let scheme = match uri.scheme() {
@@ -121,8 +121,15 @@ fn parse_url(url: &str) -> Result<(Uri, Uri, HeaderValue), TargetError> {
     };
     let host = HeaderValue::from_str(authority.as_str()).map_err(|_| TargetError::Url("its host cannot be sent"))?;
     let place = format!("{}:{port}", authority.host().to_ascii_lowercase());
-    let connect_to = Uri::builder().scheme(scheme).authority(place).path_and_query("/").build();
-    Ok((uri, connect_to.map_err(|_| TargetError::Url("its host cannot be used"))?, host))
+    let connect_to = Uri::builder().scheme(scheme.clone()).authority(place).path_and_query("/").build();
+    let connect_to = connect_to.map_err(|_| TargetError::Url("its host cannot be used"))?;
+    // `http://host?query` has an empty path, which no request line and no `:path` may have.
+    let path = match uri.query() {
+        Some(query) => format!("{}?{query}", uri.path()),
+        None => uri.path().to_owned(),
+    };
+    let uri = Uri::builder().scheme(scheme).authority(authority.clone()).path_and_query(path).build();
+    Ok((uri.map_err(|_| TargetError::Url("its path cannot be used"))?, connect_to, host))
 }
 
 fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, TargetError> {
@@ -144,3 +151,6 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     headers.extend(content_type.into_iter().chain(user_agent));
     Ok(headers)
 }
+
+#[cfg(test)]
+mod tests;

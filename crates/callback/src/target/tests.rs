@@ -1,0 +1,39 @@
+use http::uri::PathAndQuery;
+
+use super::*;
+
+/// Where to connect, the `host` header, and what is asked for there.
+fn parts(url: &str) -> (String, String, String) {
+    let (uri, connect_to, host) = parse_url(url).unwrap();
+    let path = uri.path_and_query().map_or("", PathAndQuery::as_str);
+    (connect_to.to_string(), host.to_str().unwrap().to_owned(), path.to_owned())
+}
+
+fn expect(url: &str, connect_to: &str, host: &str, path: &str) {
+    assert_eq!(parts(url), (connect_to.to_owned(), host.to_owned(), path.to_owned()), "{url}");
+}
+
+#[test]
+fn a_url_names_its_place_whatever_its_spelling() {
+    expect("https://hooks.example/a?b=c%20d", "https://hooks.example:443/", "hooks.example", "/a?b=c%20d");
+    expect("http://Hooks.Example:80", "http://hooks.example:80/", "Hooks.Example:80", "/");
+    expect("HTTP://hooks.example?x", "http://hooks.example:80/", "hooks.example", "/?x");
+    expect("http://[::1]:9000/a", "http://[::1]:9000/", "[::1]:9000", "/a");
+    expect("https://[2001:DB8::1]/", "https://[2001:db8::1]:443/", "[2001:DB8::1]", "/");
+}
+
+#[test]
+fn a_fragment_stays_at_home() {
+    expect("http://hooks.example/a#secret", "http://hooks.example:80/", "hooks.example", "/a");
+}
+
+#[test]
+fn every_header_that_reveille_or_the_connection_sets_is_reserved() {
+    for name in ["webhook-id", "reveille-anything", "traceparent", "host", "content-length", "transfer-encoding", "te"]
+    {
+        assert!(is_reserved(name), "{name}");
+    }
+    for name in ["authorization", "content-type", "user-agent", "tracestate", "x-webhook-id", "accept"] {
+        assert!(!is_reserved(name), "{name}");
+    }
+}
