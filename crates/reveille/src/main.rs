@@ -12,13 +12,16 @@ mod service;
 mod wire;
 
 use std::io::{self, IsTerminal, Write};
-use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use runtime::Runtime;
+
+/// See docs/decisions/0080.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Wakes services up on time.
 #[derive(Parser, Debug)]
@@ -42,11 +45,7 @@ enum Command {
         seconds: u64,
     },
     /// Print each callback that arrives
-    Receiver {
-        /// Where callbacks go
-        #[arg(long, default_value = "127.0.0.1:9000")]
-        listen: SocketAddr,
-    },
+    Receiver(receiver::ReceiverArguments),
     /// Copy the data of a server, while it runs or not
     Backup(maintenance::BackupArguments),
     /// Make a data folder from a backup
@@ -94,7 +93,7 @@ async fn obey(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Serve(arguments) => serve::serve(&runtime, &arguments).await,
         Command::Demo { seconds } => demo::run(&runtime, Duration::from_secs(seconds)).await,
-        Command::Receiver { listen } => receiver::print(&runtime, listen).await,
+        Command::Receiver(arguments) => receiver::print(&runtime, &arguments).await,
         Command::Backup(arguments) => maintenance::backup(&runtime, &arguments).await,
         Command::Restore(arguments) => maintenance::restore(&runtime, &arguments).await,
         Command::Check(arguments) => maintenance::check(&runtime, &arguments).await,

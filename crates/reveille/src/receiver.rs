@@ -3,14 +3,17 @@
 //! It is the other end of the benchmark and of `demo`, and `reveille receiver` for whoever wants to see callbacks
 //! arrive. It does not verify signatures; a receiver of one's own should.
 
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use domain::{RunId, Timestamp};
+use clap::Args;
+use domain::{Occurrence, RunId, Timestamp};
 use runtime::{Runtime, TaskSet};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::AsyncWriteExt;
@@ -163,46 +166,79 @@ pub(crate) fn wall_micros() -> i64 {
     time.tv_sec * 1_000_000 + time.tv_nsec / 1_000
 }
 
+#[derive(Args, Debug)]
+pub(crate) struct ReceiverArguments {
+    /// Where callbacks go
+    #[arg(long, default_value = "127.0.0.1:9000")]
+    listen: SocketAddr,
+    /// Append a line for each callback to this file: arrival in microseconds since 1970, webhook-id, attempt, nominal
+    /// instant in milliseconds since 1970, `-` (signatures are not verified), schedule id
+    #[arg(long)]
+    log: Option<PathBuf>,
+}
+
 /// `reveille receiver`: prints a line for each callback, until it is stopped.
-pub(crate) async fn print(runtime: &Runtime, listen: SocketAddr) -> anyhow::Result<()> {
-    let receiver = Receiver::start(runtime, listen, Options::default(), Arc::new(Printer)).await?;
+pub(crate) async fn print(runtime: &Runtime, arguments: &ReceiverArguments) -> anyhow::Result<()> {
+    let log = arguments.log.as_ref().map(|path| {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        file.with_context(|| format!("cannot write the log {}", path.display()))
+    });
+    let printer = Printer { log: log.transpose()? };
+    let receiver = Receiver::start(runtime, arguments.listen, Options::default(), Arc::new(printer)).await?;
     console::line(&format!("waiting for callbacks on http://{}", receiver.address))?;
     receiver.ended().await;
     Ok(())
 }
 
 /// Prints callbacks, with their lateness by this machine's clock.
-pub(crate) struct Printer;
+#[derive(Default)]
+pub(crate) struct Printer {
+    log: Option<File>,
+}
 
 /// So much of a body is printed.
 const SHOWN_BYTES: usize = 200;
 
 impl Sink for Printer {
     fn arrived(&self, at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8]) {
-        let (schedule, attempt) = (header(head, "reveille-schedule-id"), header(head, "reveille-attempt"));
         let occurrence = RunId::parse(header(head, "webhook-id"));
-        let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
-        let cut = if body.len() > SHOWN_BYTES { "…" } else { "" };
-        let at = Timestamp::from_millis(at_micros.div_euclid(1_000));
-        let text = match occurrence {
-            Some(occurrence) => {
-                let late = late_millis(at_micros, occurrence.nominal);
-                format!("{at}  {schedule}  attempt {attempt}  {late:.1} ms late  {shown}{cut}")
-            }
-            None => {
-                let (method, path) = (head.method.unwrap_or(""), head.path.unwrap_or(""));
-                format!("{at}  {method} {path}, which is no callback of Reveille  {shown}{cut}")
-            }
-        };
+        let text = in_words(at_micros, head, body, occurrence);
         // What arrives is a stranger's text: control characters in it must not move the terminal's cursor.
         let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
-        if let Err(error) = console::line(&text) {
-            tracing::warn!(%error, "a callback could not be printed");
+        let logged = self.log.as_ref().map_or(Ok(()), |mut log| {
+            // In one write, so that lines of several connections stay whole.
+            log.write_all(log_line(at_micros, head, occurrence).as_bytes())
+        });
+        if let Err(error) = console::line(&text).and(logged) {
+            tracing::warn!(%error, "a callback could not be told");
         }
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a lateness stays far below 2^52 microseconds")]
+fn in_words(at_micros: i64, head: &httparse::Request<'_, '_>, body: &[u8], occurrence: Option<Occurrence>) -> String {
+    let shown = String::from_utf8_lossy(&body[..body.len().min(SHOWN_BYTES)]);
+    let cut = if body.len() > SHOWN_BYTES { "…" } else { "" };
+    let at = Timestamp::from_millis(at_micros.div_euclid(1_000));
+    match occurrence {
+        Some(occurrence) => {
+            let (schedule, attempt) = (header(head, "reveille-schedule-id"), header(head, "reveille-attempt"));
+            let late = late_millis(at_micros, occurrence.nominal);
+            format!("{at}  {schedule}  attempt {attempt}  {late:.1} ms late  {shown}{cut}")
+        }
+        None => {
+            let (method, path) = (head.method.unwrap_or(""), head.path.unwrap_or(""));
+            format!("{at}  {method} {path}, which is no callback of Reveille  {shown}{cut}")
+        }
+    }
+}
+
+fn log_line(at_micros: i64, head: &httparse::Request<'_, '_>, occurrence: Option<Occurrence>) -> String {
+    let field = |name| Some(header(head, name)).filter(|text| !text.is_empty() && !text.contains(' ')).unwrap_or("-");
+    let nominal = occurrence.map_or("-".to_owned(), |occurrence| occurrence.nominal.as_millis().to_string());
+    let (id, attempt, schedule) = (field("webhook-id"), field("reveille-attempt"), field("reveille-schedule-id"));
+    format!("{at_micros} {id} {attempt} {nominal} - {schedule}\n")
+}
+
 /// How late a callback arrived, in milliseconds; negative if it was early.
 pub(crate) fn late_millis(at_micros: i64, nominal: Timestamp) -> f64 {
     at_micros.saturating_sub(nominal.as_millis().saturating_mul(1_000)) as f64 / 1_000.0

@@ -70,11 +70,11 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
 /// A receiver to try things out with; the service does without if there is no port for it.
 async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver> {
     let options = receiver::Options::default();
-    match Receiver::start(runtime, listen, options, Arc::new(Printer)).await {
+    match Receiver::start(runtime, listen, options, Arc::new(Printer::default())).await {
         Ok(receiver) => Some(receiver),
         Err(error) => {
             let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-            let receiver = Receiver::start(runtime, anywhere, options, Arc::new(Printer)).await.ok()?;
+            let receiver = Receiver::start(runtime, anywhere, options, Arc::new(Printer::default())).await.ok()?;
             tracing::info!("{error:#}; it listens on {} instead", receiver.address);
             Some(receiver)
         }

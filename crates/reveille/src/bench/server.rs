@@ -120,7 +120,8 @@ fn data(folder: &Path) -> PathBuf {
 async fn spawn(runtime: &Runtime, folder: &Path, address: SocketAddr, threads: Option<u16>) -> anyhow::Result<Process> {
     let data = data(folder);
     let threads = threads.map(|threads| threads.to_string());
-    let mut arguments = vec!["serve", "--data", data.to_str().context("the data folder's path is not text")?];
+    let mut arguments =
+        vec!["serve", "--no-receiver", "--data", data.to_str().context("the data folder's path is not text")?];
     if let Some(threads) = &threads {
         arguments.extend(["--threads", threads]);
     }
