@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use server::Options;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{KEY, World, body};
 
@@ -161,17 +162,23 @@ async fn http2_is_spoken_on_the_same_port() {
 #[tokio::test]
 async fn a_client_that_does_not_read_its_results_is_left() {
     let world = World::start_with(Options { idle_timeout: Duration::from_millis(200), ..Options::default() }).await;
-    let mut connection = world.connect().await;
+    let connection = world.connect().await;
     // Each of these short lines has a long result: far more than what the sockets hold.
     let batch = "x\n".repeat(100_000);
     let head = format!(
         "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\ncontent-length: {}\r\n\r\n",
         batch.len()
     );
-    connection.write(&[head.as_bytes(), batch.as_bytes()].concat()).await;
+    let request = [head.as_bytes(), batch.as_bytes()].concat();
+    let (mut from_server, mut to_server) = connection.stream.into_split();
+    // It may end in a reset: the server need not have taken all of it.
+    let sending = world.runtime.spawn("client", async move { drop(to_server.write_all(&request).await) });
     let left =
         async { while !world.send("GET", "/metrics", "").await.body.contains("connections_idle_closed_total 1") {} };
     world.runtime.timeout(Duration::from_secs(20), left).await.expect("the server gives up on the client");
-    drop(connection);
+    sending.end.await;
+    let mut unread = Vec::new();
+    drop(from_server.read_to_end(&mut unread).await);
+    assert!(!unread.ends_with(b"0\r\n\r\n"), "the results were cut off, and do not pass for whole");
     world.stop().await;
 }
