@@ -48,21 +48,29 @@ impl EmbeddedStore {
         let opening = Opening { runtime, dir, options: &options };
         runtime.disk().create_dir_all(dir).await.map_err(|source| opening.io(source))?;
         let opened = Journal::<Ticket>::open(runtime, tasks, &dir.join(JOURNAL_DIR), options.journal.clone()).await?;
-        let checkpoint = opening.checkpoint(&opened).await?;
-        let index = opening.index(&checkpoint).await?;
-
-        let mut memory = Memory::new(options.arrivals_max);
-        let from = checkpoint.synced + 1;
-        apply::load(&*index, Sequence::new(from, 0), &mut memory).map_err(|error| opening.damaged(error))?;
-        let memory = Arc::new(Mutex::new(memory));
-        let machine = Machine::new(index.clone(), memory.clone(), Term(checkpoint.epoch << TERM_BITS));
-        opened.journal.release(from - checkpoint.base);
-        let replayed = opening.replay(&opened, &checkpoint, &machine, &*index).await?;
-
-        let shared = Arc::new(Shared::new(runtime, dir.to_owned(), options, index.clone(), checkpoint));
-        shared.look_at_free_space().await;
-        Ok(start(tasks, shared, opened, memory, machine, replayed))
+        match opening.recover(&opened).await {
+            Ok(Recovered { checkpoint, index, memory, machine, replayed }) => {
+                let shared = Arc::new(Shared::new(runtime, dir.to_owned(), options, index, checkpoint));
+                shared.look_at_free_space().await;
+                Ok(start(tasks, shared, opened, memory, machine, replayed))
+            }
+            Err(error) => {
+                let Opened { journal, commits, .. } = opened;
+                drop(commits);
+                journal.close().await;
+                Err(error)
+            }
+        }
     }
+}
+
+/// Everything but the tasks.
+struct Recovered {
+    checkpoint: Checkpoint,
+    index: Arc<dyn Index>,
+    memory: Arc<Mutex<Memory>>,
+    machine: Machine,
+    replayed: Replayed,
 }
 
 /// What a replay leaves to the applying task.
@@ -131,6 +139,19 @@ impl Opening<'_> {
 
     fn index_dir(&self) -> PathBuf {
         self.dir.join(INDEX_DIR)
+    }
+
+    async fn recover(&self, opened: &Opened<Ticket>) -> Result<Recovered, OpenError> {
+        let checkpoint = self.checkpoint(opened).await?;
+        let index = self.index(&checkpoint).await?;
+        let mut memory = Memory::new(self.options.arrivals_max);
+        let from = checkpoint.synced + 1;
+        apply::load(&*index, Sequence::new(from, 0), &mut memory).map_err(|error| self.damaged(error))?;
+        let memory = Arc::new(Mutex::new(memory));
+        let machine = Machine::new(index.clone(), memory.clone(), Term(checkpoint.epoch << TERM_BITS));
+        opened.journal.release(from - checkpoint.base);
+        let replayed = self.replay(opened, &checkpoint, &machine, &*index).await?;
+        Ok(Recovered { checkpoint, index, memory, machine, replayed })
     }
 
     /// The checkpoint, checked against the journal; a new one if both are new.

@@ -10,6 +10,7 @@ mod files;
 mod retired;
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -168,11 +169,14 @@ impl Tree {
     }
 }
 
+/// What reading gives where a damaged table or manifest says that something is.
+const MEANS_DAMAGE: [ErrorKind; 4] =
+    [ErrorKind::UnexpectedEof, ErrorKind::NotFound, ErrorKind::InvalidInput, ErrorKind::InvalidData];
+
 /// What the library's error means to us.
 fn damage(family: Family, range: &str, error: &lsm_tree::Error) -> IndexError {
     if let lsm_tree::Error::Io(io) = error
-        && io.kind() != std::io::ErrorKind::UnexpectedEof
-        && io.kind() != std::io::ErrorKind::NotFound
+        && !MEANS_DAMAGE.contains(&io.kind())
     {
         let io = io.raw_os_error().map_or_else(|| io.kind().into(), std::io::Error::from_raw_os_error);
         return IndexError::Io(io);
@@ -264,3 +268,6 @@ impl Index for LsmIndex {
         Box::pin(ready(copied))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
+mod backup;
 mod conformance;
 mod crashes;
 mod durable;
+mod refusals;
 mod support;

@@ -1,0 +1,86 @@
+//! A copy made while the store works, and a store made from it.
+
+use domain::{ShardId, Timestamp};
+use runtime::Runtime;
+use store::{DueBound, DueRead, Store};
+use store_embedded::{BackupError, IndexKind, Options, restore};
+
+use crate::support::{Home, POLLER, TENANT, on_real, one_shot, small};
+
+const EVERYTHING: DueRead =
+    DueRead { poller: POLLER, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1_000_000 };
+const SHARD: ShardId = ShardId(5);
+
+#[test]
+fn a_backup_made_under_load_restores_to_a_whole_store_on_the_lsm_index() {
+    on_real(async |runtime| backs_up(&runtime, small(IndexKind::Lsm)).await);
+}
+
+#[test]
+fn a_backup_made_under_load_restores_to_a_whole_store_on_the_map_index() {
+    on_real(async |runtime| backs_up(&runtime, small(IndexKind::Map)).await);
+}
+
+async fn backs_up(runtime: &Runtime, options: Options) {
+    let dir = tempfile::tempdir().unwrap();
+    let [data, copy, restored] = ["data", "copy", "restored"].map(|name| dir.path().join(name));
+    let home = Home::open(runtime, &data, Options { memtable_bytes: 10_000, ..options.clone() }).await;
+    let at = Timestamp::from_millis(1_800_000_000_000);
+    let name = |number: u64| format!("named-{number}");
+    let insert = |number: u64| one_shot(number, at, Some(&name(number)), &[b'x'; 500]);
+    for number in 0..100 {
+        home.store.insert(vec![insert(number)]).await.unwrap();
+    }
+    let before = home.store.take(vec![SHARD]).await.unwrap()[0];
+    let more = async {
+        for number in 100..200 {
+            home.store.insert(vec![insert(number)]).await.unwrap();
+        }
+    };
+    let (backed_up, ()) = futures_util::join!(home.store.backup(&copy), more);
+    backed_up.unwrap();
+    let refused = home.store.backup(&copy).await;
+    assert!(matches!(refused, Err(BackupError::NotEmpty { .. })), "{refused:?}");
+    // What comes after is not in it, and changes nothing of it.
+    home.store.insert(vec![insert(999)]).await.unwrap();
+    let later = home.store.take(vec![SHARD]).await.unwrap()[0];
+    home.store.checkpoint().await.unwrap();
+    home.close().await;
+
+    restore(runtime, &copy, &restored).await.unwrap();
+    for _ in 0..2 {
+        let home = Home::open(runtime, &restored, options.clone()).await;
+        let numbers: Vec<u64> = (0..200).collect();
+        let names = numbers.iter().map(|number| (TENANT, insert(*number).schedule.id.clone())).collect();
+        let found = home.store.get(names).await.unwrap();
+        let count = found.iter().take_while(|found| found.is_some()).count();
+        assert!(count >= 100, "what was answered before the backup is in it; {count} are");
+        for (number, found) in numbers.iter().zip(&found) {
+            let expected = (usize::try_from(*number).unwrap() < count).then(|| insert(*number).schedule);
+            assert_eq!(found, &expected, "a backup holds a beginning of the calls and nothing else");
+        }
+        assert_eq!(home.store.due(vec![EVERYTHING]).await.unwrap()[0].keys.len(), count);
+        assert_eq!(home.store.get(vec![(TENANT, insert(999).schedule.id.clone())]).await.unwrap(), [None]);
+        let verified = home.store.verify().await.unwrap();
+        assert!(verified.damages.is_empty());
+        assert_eq!(verified.rows[..2], [count as u64; 2]);
+        let restored_term = home.store.take(vec![SHARD]).await.unwrap()[0];
+        assert!(restored_term > later && later > before, "{restored_term:?} is not above {later:?}");
+        // It goes on as any store does.
+        home.store.insert(vec![one_shot(5_000 + restored_term.0, at, None, b"new")]).await.unwrap();
+        let kept = home.store.due(vec![EVERYTHING]).await.unwrap()[0].keys.len();
+        assert_eq!(kept, count + 1);
+        home.close().await;
+        std::fs::remove_dir_all(&restored).unwrap();
+        restore(runtime, &copy, &restored).await.unwrap();
+    }
+}
+
+#[test]
+fn a_folder_that_is_no_backup_is_refused() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = restore(&runtime, &dir.path().join("nothing"), &dir.path().join("restored")).await;
+        assert!(matches!(refused, Err(BackupError::NoBackup { .. })), "{refused:?}");
+    });
+}

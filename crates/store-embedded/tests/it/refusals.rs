@@ -1,0 +1,116 @@
+//! What the store refuses: a full disk, a second process, a data folder that is not whole.
+
+use std::path::Path;
+use std::time::Duration;
+
+use domain::{ShardId, Timestamp};
+use runtime::TaskSet;
+use simulator::Simulation;
+use store::{Change, Health, Insert, OwnerWrite, Positions, Store, StoreError};
+use store_embedded::{EmbeddedStore, IndexKind, OpenError, Options};
+
+use crate::support::{Home, POLLER, on_real, one_shot, small};
+
+fn an_insert(number: u64) -> Insert {
+    one_shot(number, Timestamp::from_millis(1_800_000_000_000), None, &[b'x'; 1000])
+}
+
+#[test]
+fn a_nearly_full_disk_refuses_users_and_nobody_else_and_recovers_by_itself() {
+    let sim = Simulation::new(1);
+    sim.run_until(async {
+        let a = sim.member("a");
+        let options = Options { free_bytes_floor: 4 << 20, ..small(IndexKind::Map) };
+        let tasks = TaskSet::new(&a);
+        let store = EmbeddedStore::open(&a, &tasks, Path::new("/data"), options).await.unwrap();
+        store.insert(vec![an_insert(1)]).await.unwrap();
+        let term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
+
+        sim.volume("a").set_capacity(sim.volume("a").used_bytes() + (2 << 20));
+        a.sleep(Duration::from_secs(2)).await;
+        assert_eq!(store.health(), Health::Full);
+        let refused = store.insert(vec![an_insert(2)]).await;
+        assert!(matches!(refused, Err(StoreError::Full { floor_bytes, .. }) if floor_bytes == 4 << 20), "{refused:?}");
+        let moved = Positions { closed: Timestamp::from_millis(2), done: Timestamp::from_millis(1) };
+        let write = OwnerWrite { term, poller: POLLER, change: Change::Positions(moved) };
+        assert!(store.write(vec![write]).await.unwrap()[0].is_ok(), "owners go on");
+        let found = store.load(vec![an_insert(1).schedule.incarnation]).await.unwrap();
+        assert_eq!(found, [Some(an_insert(1).schedule)], "reads go on");
+
+        sim.volume("a").set_capacity(u64::MAX);
+        a.sleep(Duration::from_secs(2)).await;
+        assert_eq!(store.health(), Health::Ready);
+        store.insert(vec![an_insert(2)]).await.unwrap();
+    });
+}
+
+#[test]
+fn a_store_that_is_open_is_not_opened_twice() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        let second = Home::try_open(&runtime, dir.path(), small(IndexKind::Lsm)).await.err();
+        assert!(matches!(second, Some(OpenError::Journal(journal::OpenError::Locked { .. }))), "{second:?}");
+        home.close().await;
+    });
+}
+
+#[test]
+fn a_closed_store_refuses_everything() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        home.store.close().await;
+        assert_eq!(home.store.health(), Health::Closed);
+        let refused = home.store.insert(vec![an_insert(1)]).await.unwrap_err();
+        assert!(refused.is_retryable(), "{refused:?}");
+        assert!(home.store.take(vec![ShardId(1)]).await.is_err());
+        assert!(home.store.load(Vec::new()).await.is_err());
+        home.close().await;
+    });
+}
+
+#[test]
+fn a_folder_from_which_a_part_was_taken_is_refused_by_name() {
+    on_real(async |runtime| {
+        for (taken, named) in [
+            ("CHECKPOINT", "CHECKPOINT is missing"),
+            ("index", "the index is missing"),
+            ("index/due/current", "index/due/current: it is missing"),
+            ("journal", "the journal is not the one"),
+        ] {
+            let dir = tempfile::tempdir().unwrap();
+            let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+            home.store.insert(vec![an_insert(1)]).await.unwrap();
+            home.store.checkpoint().await.unwrap();
+            home.close().await;
+            let path = dir.path().join(taken);
+            if path.is_dir() {
+                std::fs::remove_dir_all(path).unwrap();
+            } else {
+                std::fs::remove_file(path).unwrap();
+            }
+            let error = Home::try_open(&runtime, dir.path(), small(IndexKind::Lsm)).await.err();
+            let Some(OpenError::Damaged { what, .. }) = &error else { panic!("without {taken}: {error:?}") };
+            assert!(what.contains(named), "without {taken}: {what}");
+        }
+    });
+}
+
+#[test]
+fn a_checkpoint_with_any_byte_changed_is_refused() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        home.close().await;
+        let path = dir.path().join("CHECKPOINT");
+        let bytes = std::fs::read(&path).unwrap();
+        for place in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[place] ^= 1 << (place % 8);
+            std::fs::write(&path, flipped).unwrap();
+            let error = Home::try_open(&runtime, dir.path(), small(IndexKind::Lsm)).await.err();
+            assert!(matches!(error, Some(OpenError::Damaged { .. })), "at {place}: {error:?}");
+        }
+    });
+}
