@@ -27,7 +27,7 @@ pub(crate) struct Http2 {
 /// What an exchange needs of the connection.
 pub(crate) struct Sender {
     sender: SendRequest<Body>,
-    _in_use: Arc<()>,
+    in_use: Arc<()>,
 }
 
 impl Http2 {
@@ -45,8 +45,11 @@ impl Http2 {
     }
 
     pub(crate) fn sender(&self) -> Option<Sender> {
-        let _in_use = self.in_use.clone();
-        (!self.sender.is_closed()).then(|| Sender { sender: self.sender.clone(), _in_use })
+        (!self.sender.is_closed()).then(|| Sender { sender: self.sender.clone(), in_use: self.in_use.clone() })
+    }
+
+    pub(crate) fn is_of(&self, sender: &Sender) -> bool {
+        Arc::ptr_eq(&self.in_use, &sender.in_use)
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -69,7 +72,7 @@ impl Drop for Http2 {
 
 /// As [`crate::http1::Http1::exchange`]: a body that is longer than `body_bytes_max` has its stream reset.
 pub(crate) async fn exchange(
-    mut sender: Sender,
+    sender: &mut Sender,
     request: Request<Body>,
     body_bytes_max: usize,
 ) -> Result<Answer, Refused> {

@@ -172,9 +172,13 @@ impl Client {
                     }
                     outcome
                 }
-                Channel::Http2(sender) => {
+                Channel::Http2(mut sender) => {
                     let request = self.request(delivery, prepared, Version::HTTP_2);
-                    Box::pin(http2::exchange(sender, request, self.answer_bytes_max)).await
+                    let outcome = Box::pin(http2::exchange(&mut sender, request, self.answer_bytes_max)).await;
+                    if outcome.as_ref().is_err_and(|refused| refused.is_unsent) {
+                        authority.forget(&sender);
+                    }
+                    outcome
                 }
             };
             match outcome {

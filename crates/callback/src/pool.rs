@@ -47,6 +47,13 @@ pub(crate) struct Authority {
     is_http1: AtomicBool,
 }
 
+impl Authority {
+    /// Makes the next callback open a connection, if the present one is still `sender`'s.
+    pub(crate) fn forget(&self, sender: &Sender) {
+        lock(&self.http2).take_if(|held| held.connection.is_of(sender));
+    }
+}
+
 struct Idle {
     connection: Box<Http1>,
     /// To be closed when so many sweeps have been.

@@ -94,7 +94,7 @@ async fn no_more_connections_are_kept_than_the_limit() {
 }
 
 /// Another connection's round trip: by its end the client has heard of everything that was sent to it before.
-async fn settle(deliverer: &HttpDeliver) {
+pub(crate) async fn settle(deliverer: &HttpDeliver) {
     let other = Listening::start().await;
     let (delivered, _served) = tokio::join!(attempt(deliverer, &other), other.serve(OK));
     assert!(delivered.result.is_success());

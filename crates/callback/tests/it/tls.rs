@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use callback::{HttpDeliver, Options};
@@ -12,12 +11,14 @@ use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
-use runtime::Runtime;
+use runtime::{Runtime, TaskHandle};
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use scheduler::{Deliver, Delivered};
+use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
+use crate::connections::settle;
 use crate::support::{Listening, OK, Peer, deliverer, delivery, target};
 
 struct Identity {
@@ -108,12 +109,11 @@ impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executo
     }
 }
 
-/// An HTTP/2 target that answers each request with 200 and as many bytes as the request's body says; it counts its
-/// connections.
-async fn serve_http2(identity: &Identity, listening: &Listening, connections: &AtomicUsize) {
+/// An HTTP/2 target that answers each request with 200 and as many bytes as the request's body says; it tells of each
+/// connection that it takes.
+async fn serve_http2(identity: &Identity, listening: &Listening, connections: &mpsc::UnboundedSender<TaskHandle>) {
     loop {
         let stream = identity.acceptor.accept(listening.accept_stream().await).await.unwrap();
-        connections.fetch_add(1, Ordering::Relaxed);
         let answer = hyper::service::service_fn(async |request: Request<Incoming>| {
             let (head, body) = request.into_parts();
             assert_eq!(head.uri.path_and_query().unwrap(), "/hook?of=test");
@@ -127,7 +127,8 @@ async fn serve_http2(identity: &Identity, listening: &Listening, connections: &A
         let executor = Executor(Runtime::real());
         let serve = hyper::server::conn::http2::Builder::new(executor.clone());
         let connection = serve.serve_connection(TokioIo::new(stream), answer);
-        drop(executor.0.spawn("connection", async move { drop(connection.await) }));
+        let task = executor.0.spawn("connection", async move { drop(connection.await) });
+        connections.send(task).unwrap();
     }
 }
 
@@ -136,7 +137,7 @@ async fn callbacks_to_an_http2_target_share_one_connection() {
     let identity = identity("localhost", b"h2");
     let listening = Listening::start().await;
     let deliverer = trusting(&identity);
-    let accepted = AtomicUsize::new(0);
+    let (accepting, mut accepted) = mpsc::unbounded_channel::<TaskHandle>();
     let attempts = async {
         let together = join_all((0..50).map(|_| attempt(&deliverer, &listening, b"3"))).await;
         assert!(together.iter().all(|delivered| delivered.result == AttemptResult::Answered(200)), "{together:?}");
@@ -148,8 +149,30 @@ async fn callbacks_to_an_http2_target_share_one_connection() {
     tokio::select! {
         biased;
         () = attempts => {}
-        () = serve_http2(&identity, &listening, &accepted) => {}
+        () = serve_http2(&identity, &listening, &accepting) => {}
     }
-    assert_eq!(accepted.load(Ordering::Relaxed), 1);
+    assert!(accepted.try_recv().is_ok() && accepted.try_recv().is_err(), "it took one connection");
     assert_eq!(deliverer.connections().opened, 1);
+}
+
+#[tokio::test]
+async fn an_http2_connection_that_its_target_closed_is_replaced() {
+    let identity = identity("localhost", b"h2");
+    let listening = Listening::start().await;
+    let deliverer = trusting(&identity);
+    let (accepting, mut accepted) = mpsc::unbounded_channel::<TaskHandle>();
+    let attempts = async {
+        for _ in 0..3 {
+            assert_eq!(attempt(&deliverer, &listening, b"3").await.result, AttemptResult::Answered(200));
+            let connection = accepted.recv().await.unwrap();
+            (connection.abort)();
+            connection.end.await;
+            settle(&deliverer).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        () = attempts => {}
+        () = serve_http2(&identity, &listening, &accepting) => {}
+    }
 }
