@@ -70,6 +70,7 @@ impl Shared {
                 future: Some(future),
                 waker: Arc::new(TaskWaker { id, queued: AtomicBool::new(false), ready }),
                 aborted: false,
+                polls: 0,
                 end: Some(end),
             });
             let owner = &core.members[member].name;
@@ -199,6 +200,7 @@ impl Shared {
             }
             task.waker.queued.store(false, Ordering::Relaxed);
             if !task.aborted {
+                task.polls += 1;
                 let event = Event::Poll { member: &member.name, task: task.name, serial: id.serial };
                 core.trace.record(core.now, &event);
                 let future = task.future.take().expect("a task is polled by one loop");
@@ -217,9 +219,14 @@ impl Shared {
             core.polls += 1;
             core.polls_now += 1;
             if core.polls_now > POLLS_PER_INSTANT_MAX {
-                let waiting = core.waiting_tasks();
+                let busiest = core.busiest_tasks();
                 drop(core);
-                panic!("tasks wake each other without end, and time stands still; there are {waiting}");
+                panic!("tasks wake each other without end, and time stands still; the busiest: {busiest}");
+            }
+            if core.polls > core.poll_limit {
+                let (limit, busiest) = (core.poll_limit, core.busiest_tasks());
+                drop(core);
+                panic!("the simulation took {limit} polls (see `set_poll_limit`); the busiest tasks: {busiest}");
             }
             let most = core.faults.poll_time_max;
             if most.is_zero() {

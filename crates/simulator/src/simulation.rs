@@ -37,7 +37,7 @@ impl Simulation {
     ///
     /// # Panics
     /// If a task panics (unless [`Handle::tolerate_panics`] was called); if nothing can ever happen again, naming what
-    /// waits; if tasks wake each other without end while time stands still; at the time limit.
+    /// waits; if tasks wake each other without end while time stands still; at the limits of time and polls.
     pub fn run_until<F: Future>(&self, scenario: F) -> F::Output {
         self.shared.run(scenario)
     }
@@ -259,6 +259,12 @@ impl Handle {
     /// How much true time the whole simulation may take; 24 hours unless this is called.
     pub fn set_time_limit(&self, limit: Duration) {
         self.shared.lock().time_limit = limit;
+    }
+
+    /// How many polls the whole simulation may take; 20,000,000 unless this is called: a debug build takes about a minute for them.
+    /// It ends loops that time alone does not: retries without a pause, for example.
+    pub fn set_poll_limit(&self, polls: u64) {
+        self.shared.lock().poll_limit = polls;
     }
 
     /// A task's panic is told to its owner, as in the real world, and no longer ends the simulation.

@@ -34,6 +34,7 @@ pub(crate) struct Core {
     pub(crate) panics: Vec<String>,
     pub(crate) panics_tolerated: bool,
     pub(crate) time_limit: Duration,
+    pub(crate) poll_limit: u64,
     pub(super) tasks: Tasks,
     pub(super) timers: BTreeMap<TimerKey, Timer>,
     pub(super) timer_serial: u64,
@@ -103,6 +104,7 @@ impl Core {
             panics: Vec::new(),
             panics_tolerated: false,
             time_limit: Duration::from_secs(24 * 3_600),
+            poll_limit: 20_000_000,
             tasks: Tasks::default(),
             timers: BTreeMap::new(),
             timer_serial: 0,
@@ -304,6 +306,15 @@ impl Core {
         let detail = format!("task {name} panicked: {}", panic_message(payload));
         self.panics.push(format!("{}: {detail}", self.members[member].name));
         self.incident(member, Incident::TaskPanic, &detail);
+    }
+
+    pub(super) fn busiest_tasks(&self) -> String {
+        const NAMED_MAX: usize = 5;
+        let mut tasks: Vec<_> = self.tasks.slots.iter().flatten().collect();
+        tasks.sort_by_key(|task| std::cmp::Reverse(task.polls));
+        let name = |task: &&Task| format!("{}/{} {} polls", self.members[task.member].name, task.name, task.polls);
+        let names: Vec<_> = tasks.iter().take(NAMED_MAX).map(name).collect();
+        names.join(", ")
     }
 
     pub(super) fn waiting_tasks(&self) -> String {

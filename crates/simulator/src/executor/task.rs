@@ -31,6 +31,7 @@ pub(super) struct Task {
     pub(super) future: Option<Future>,
     pub(super) waker: Arc<TaskWaker>,
     pub(super) aborted: bool,
+    pub(super) polls: u64,
     pub(super) end: Option<oneshot::Sender<TaskEnd>>,
 }
 

@@ -329,8 +329,9 @@ fn missed_instants_count_as_resolved_once_and_are_not_called() {
     assert_eq!(stage.holds().missed, 4);
     stage.succeed(occurrence(3));
     let violations = stage.ledger.verdict().violations;
-    let expected = [Violation::TwoOutcomes(occurrence(3)), Violation::MissedAndCalled(occurrence(3))];
-    assert_eq!(violations, expected);
+    let (occurrence, own, first, last) = (occurrence(3), RunState::Succeeded, nominal(1), nominal(4));
+    let twice = Violation::TwoOutcomes { occurrence, own, first, last };
+    assert_eq!(violations, [twice, Violation::MissedAndCalled(occurrence)]);
 }
 
 #[test]

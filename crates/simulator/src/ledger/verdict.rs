@@ -16,8 +16,8 @@ pub enum Violation {
     Lost { occurrence: Occurrence, callbacks: usize },
     #[error("unresolved: a callback of {0:?} was made, nothing interrupted it, and it has no final outcome")]
     Unresolved(Occurrence),
-    #[error("two outcomes: {0:?} has a record of its own and is among the missed ones of another")]
-    TwoOutcomes(Occurrence),
+    #[error("two outcomes: {occurrence:?} is {own:?}, and among the missed ones from {first} to {last}")]
+    TwoOutcomes { occurrence: Occurrence, own: RunState, first: Timestamp, last: Timestamp },
     #[error("changed: the outcome of {occurrence:?} was {before:?} and is {after:?}")]
     OutcomeChanged { occurrence: Occurrence, before: RunState, after: RunState },
     #[error("early: {occurrence:?} began when {member}'s clock showed {clock}")]
@@ -173,8 +173,9 @@ impl<'a> Case<'a> {
             found.push(Violation::OutcomeChanged { occurrence, before, after });
         }
         for (occurrence, seen) in &self.book.outcomes {
-            if self.is_in_missed(occurrence) {
-                found.push(Violation::TwoOutcomes(*occurrence));
+            if let Some(range) = self.missed.iter().find(|range| range.covers(occurrence)) {
+                let (occurrence, own, first, last) = (*occurrence, seen.state, range.first.nominal, range.last);
+                found.push(Violation::TwoOutcomes { occurrence, own, first, last });
             }
             let accepted =
                 || self.callbacks.get(occurrence).is_some_and(|all| all.iter().any(|one| one.was_accepted()));

@@ -294,6 +294,20 @@ fn the_time_limit_ends_a_run_that_goes_nowhere() {
 }
 
 #[test]
+fn the_poll_limit_ends_a_loop_that_lets_time_go_on() {
+    let sim = Simulation::new(0);
+    sim.set_poll_limit(10_000);
+    let a = sim.member("a");
+    sim.member("a").spawn("retries", async move {
+        loop {
+            a.sleep(Duration::from_nanos(1)).await;
+        }
+    });
+    let message = panic_of(|| sim.run_for(SECOND));
+    assert!(message.contains("took 10000 polls") && message.contains("a/retries "), "{message}");
+}
+
+#[test]
 fn a_panic_in_a_task_fails_the_run_unless_it_is_tolerated() {
     let sim = Simulation::new(0);
     let bad = |sim: &Simulation| sim.member("a").spawn("bad", async { panic!("{} is broken", "it") });
