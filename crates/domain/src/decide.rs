@@ -32,8 +32,9 @@ pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
 pub enum Start {
     /// Make the attempt. `advance`, a recurring schedule's next due row, is durable before the attempt's outcome is.
     Fire { advance: Option<DueKey> },
-    /// Later occurrences of a recurring schedule are due, too. `latest`, the due row of the last of them, is durable
-    /// first; then `missed` is this occurrence's outcome. `latest` fires like any other row.
+    /// Later occurrences of a recurring schedule are due, too. `missed` is this occurrence's outcome, and durable first:
+    /// it says from where the schedule goes on (see [`after_outcome`]). Then comes `latest`, the due row of the last of
+    /// them, which fires like any other.
     Skip { missed: Run, latest: DueKey },
     /// Nothing: the row is void.
     Drop(Void),
@@ -69,9 +70,9 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
     if !names(schedule, occurrence.nominal) {
         return Start::Drop(Void::Superseded);
     }
-    if schedule.next.is_some_and(|next| occurrence.nominal < next) {
-        // It was started before, by an owner that ended before its outcome was durable; what follows it has its row.
-        return Start::Fire { advance: None };
+    if let Some(next) = schedule.next.filter(|next| occurrence.nominal < *next) {
+        // It was started before, by an owner that ended before its outcome was durable, perhaps before the next row was.
+        return Start::Fire { advance: Some(planned(schedule, next, key.target, now)) };
     }
     let anchor = schedule.updated_at;
     match &schedule.spec.when {
@@ -97,6 +98,23 @@ pub fn at_start(schedule: &Schedule, key: &DueKey, now: Timestamp) -> Start {
             }
         },
     }
+}
+
+/// The row that a recurring schedule goes on with, when a row is found whose first attempt has an outcome already: an
+/// owner may have ended before it was written.
+#[must_use]
+pub fn after_outcome(schedule: &Schedule, run: &Run, target: TargetKey, now: Timestamp) -> Option<DueKey> {
+    let Occurrence { nominal, revision, replay, .. } = run.occurrence;
+    let next = schedule.next?;
+    if replay > 0 || revision != schedule.revision || matches!(schedule.spec.when, When::At(_)) {
+        return None;
+    }
+    let next = match run.state {
+        RunState::Missed { last, .. } if next == nominal => schedule.spec.when.next_after(schedule.updated_at, last)?,
+        _ if next > nominal => next,
+        _ => return None,
+    };
+    Some(planned(schedule, next, target, now))
 }
 
 /// What follows from an attempt, in the shape of the store's outcome.

@@ -94,6 +94,12 @@ impl Runtime {
         Runtime(Arc::new(real::RealWorld::new()))
     }
 
+    /// The world behind it, for one that is put in front of it.
+    #[must_use]
+    pub fn world(&self) -> &Arc<dyn World> {
+        &self.0
+    }
+
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.0.now()

@@ -24,7 +24,7 @@ use crate::in_flight::InFlight;
 use crate::metrics::Metrics;
 use crate::starter::{Starting, start};
 use crate::steady::SteadyClock;
-use crate::window::{EntryId, PollerIndex, ReadKind, Window};
+use crate::window::{EntryId, MayStart, PollerIndex, ReadKind, Window};
 
 /// Pollers that one call of the store reads at most.
 const READS_PER_CALL: usize = 8;
@@ -36,6 +36,9 @@ const ARRIVALS_MAX: usize = 8_192;
 const EVENTS_PER_TURN: usize = 64;
 /// Keys that one period defers because they waited too long.
 const OVERDUE_PER_PERIOD: usize = 8_192;
+
+/// How long a retry waits that has its turn before the attempt ahead of it has ended.
+const ATTEMPT_WAIT: Duration = Duration::from_millis(50);
 
 /// What the owner and its tasks share.
 pub(crate) struct Context {
@@ -210,6 +213,20 @@ impl Owner {
         let mut batch = Vec::new();
         while self.unsettled < self.options.in_flight_max {
             let Some(entry) = self.dispatch.pop() else { break };
+            match self.window.may_start(entry) {
+                MayStart::Yes => {}
+                MayStart::Superseded => {
+                    self.dispatch.ended(self.lane(entry), now);
+                    self.context.metrics.dropped.inc();
+                    self.window.resolve(entry);
+                    continue;
+                }
+                MayStart::NotYet => {
+                    self.dispatch.ended(self.lane(entry), now);
+                    self.window.wait_again(entry, now + ATTEMPT_WAIT);
+                    continue;
+                }
+            }
             self.unsettled += 1;
             batch.push(self.starting(entry));
             if batch.len() == STARTS_PER_TASK {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
@@ -50,6 +51,8 @@ pub struct PutAnswer {
     pub schedule: Arc<Schedule>,
     /// There was no live schedule of this id.
     pub created: bool,
+    /// An attempt of what was replaced is in flight; no other of it will start.
+    pub too_late: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,6 +225,7 @@ impl Scheduler {
             Arc::make_mut(&mut insert.schedule).poller = existing.poller;
         }
         let poller = insert.schedule.poller;
+        insert.due.position = self.open_position(poller, insert.due.position).await?;
         let target = insert.due.target;
         match self.write(poller, Change::Put(insert)).await? {
             Ok(Written::Put { schedule, position, before }) => {
@@ -232,7 +236,8 @@ impl Scheduler {
                 self.placed(schedule.poller, key, now).await?;
                 self.shared.metrics.created.inc();
                 let created = before.is_none_or(|before| before == Status::Cancelled);
-                Ok(Ok(PutAnswer { schedule, created }))
+                let too_late = !created && self.shared.in_flight.contains(schedule.incarnation);
+                Ok(Ok(PutAnswer { schedule, created, too_late }))
             }
             Ok(Written::Done) => panic!("a put is answered with what it made"),
             Err(refusal) => Err(refused(refusal)),
@@ -293,6 +298,15 @@ impl Scheduler {
         self.shared.store.dead_letters(tenant, after, limit).await
     }
 
+    /// The ids of the schedules that these incarnations are of; `None` for one that is not there.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn ids(&self, incarnations: Vec<Incarnation>) -> Result<Vec<Option<ScheduleId>>, StoreError> {
+        let schedules = self.shared.store.load(incarnations).await?;
+        Ok(schedules.into_iter().map(|schedule| schedule.map(|schedule| schedule.id.clone())).collect())
+    }
+
     /// Runs a dead letter again, at once, as a new occurrence.
     ///
     /// # Errors
@@ -308,9 +322,10 @@ impl Scheduler {
             Some(run) if run.state != RunState::Failed => return Ok(RedriveAnswer::NotDead),
             Some(_) => {}
         }
-        let Some(due) = decide::redrive(of, schedule.spec.target.key(), now) else {
+        let Some(mut due) = decide::redrive(of, schedule.spec.target.key(), now) else {
             return Ok(RedriveAnswer::NotDead);
         };
+        due.position = self.open_position(schedule.poller, due.position).await?;
         match self.write(schedule.poller, Change::Redrive { of, due }).await? {
             Ok(_) => {
                 self.placed(schedule.poller, due, now).await?;
@@ -349,6 +364,13 @@ impl Scheduler {
         let write = OwnerWrite { term: self.shared.term(poller), poller, change };
         let answer = self.shared.store.write(vec![write]).await?.pop();
         Ok(answer.expect("the store answers every write"))
+    }
+
+    /// `position`, or the first instant that the poller has not closed: an owner writes no row where it is done, and the
+    /// clock may have gone back since.
+    async fn open_position(&self, poller: PollerId, position: Timestamp) -> Result<Timestamp, StoreError> {
+        let closed = self.shared.store.closed(vec![poller]).await?;
+        Ok(closed.into_iter().fold(position, |position, closed| position.max(closed + Duration::from_millis(1))))
     }
 
     /// Tells the owner of a row that a user's change wrote, and sees that it lies where it will be read.

@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::decide::{Start, after_attempt, at_start};
+use domain::decide::{Start, after_attempt, after_outcome, at_start};
 use domain::occurrence::Run;
 use domain::{
     Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, Status, Term, When,
@@ -23,6 +23,10 @@ use crate::dispatch::Lane;
 use crate::metrics::Outcome;
 use crate::owner::{Context, Ended, Event, HowEnded};
 use crate::window::EntryId;
+
+/// How far ahead of this owner's clock an earlier owner's may have been: what is due so soon after the shards were taken
+/// may have been fired before.
+const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(60);
 
 /// A key that has its turn.
 #[derive(Clone, Copy, Debug)]
@@ -117,7 +121,7 @@ async fn find_runs(
     let may_have_record = |starting: &Starting, schedule: &Loaded| {
         let DueKey { position, occurrence, attempt, .. } = starting.key;
         let is_next = matches!(schedule, Ok(Some(schedule)) if schedule.next == Some(occurrence.nominal));
-        attempt > 1 || occurrence.replay > 0 || !is_next || position <= context.taken_at
+        attempt > 1 || occurrence.replay > 0 || !is_next || position <= context.taken_at + CLOCK_AHEAD_MAX
     };
     let asked: Vec<Occurrence> = (batch.iter().zip(schedules))
         .filter(|(starting, schedule)| may_have_record(starting, schedule))
@@ -173,15 +177,15 @@ async fn start_known(
     match at_start(&schedule, &key, now) {
         Start::Fire { advance } => {
             if let Some(due) = advance {
-                advance_to(context, starting, &schedule, due).await;
+                advance_to(context, starting, &schedule, due, Then::Nothing).await;
             }
             fire(context, starting, schedule, run).await
         }
         Start::Skip { missed, latest } => {
-            advance_to(context, starting, &schedule, latest).await;
             context.metrics.missed.inc();
             let change = Change::Run { run: missed, then: None, ends: false };
-            book(context, starting.booking(change, Then::Resolve(starting.entry))).await;
+            book(context, starting.booking(change, Then::Nothing)).await;
+            advance_to(context, starting, &schedule, latest, Then::Resolve(starting.entry)).await;
             starting.ended(HowEnded::Booking)
         }
         Start::Drop(_) => starting.ended(HowEnded::Dropped),
@@ -211,17 +215,26 @@ async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule,
     if run.state.is_final() && is_one_shot && replay == 0 && schedule.status == Status::Active {
         book(context, starting.booking(Change::End { incarnation, revision }, Then::Nothing)).await;
     }
+    let next = after_outcome(schedule, run, starting.key.target, context.runtime.now());
+    if let Some(due) = next.filter(|_| starting.key.attempt == 1) {
+        advance_to(context, starting, schedule, due, Then::Resolve(starting.entry)).await;
+        return starting.ended(HowEnded::Booking);
+    }
     starting.ended(HowEnded::Dropped)
 }
 
-async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, due: DueKey) {
+async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, due: DueKey, then: Then) {
     let Schedule { incarnation, revision, .. } = *schedule;
-    book(context, starting.booking(Change::Advance { incarnation, revision, due }, Then::Nothing)).await;
+    book(context, starting.booking(Change::Advance { incarnation, revision, due }, then)).await;
 }
 
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
     let key = starting.key;
+    // Looked at again: the clock may have gone back while the next row was booked.
     let started_at = context.runtime.now();
+    if started_at < key.occurrence.nominal {
+        return starting.ended(HowEnded::NotYet);
+    }
     let began = context.runtime.monotonic();
     if key.attempt == 1 && key.occurrence.replay == 0 {
         let lateness = started_at.since(key.occurrence.nominal);

@@ -9,7 +9,7 @@ use domain::id::SHARDS;
 use domain::{PollerId, ShardId, TenantId, Term};
 use futures_util::FutureExt;
 use runtime::Runtime;
-use store::{Change, Cursor, OwnerWrite, Positions, Store, StoreError, Tenant};
+use store::{Change, Cursor, OwnerWrite, Positions, Store, StoreError, Tenant, WriteRefusal};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -93,8 +93,11 @@ async fn obey_marks(shared: &Shared, cursor: Cursor) -> Result<Cursor, StoreErro
             poller: schedule.poller,
             change: Change::Cancel(schedule.incarnation),
         });
-        // A refusal says that it is cancelled already.
-        let _answers = shared.store.write(writes.collect()).await?;
+        // What is not found is cancelled already; a mark that another owner must obey is not passed over.
+        let answers = shared.store.write(writes.collect()).await?;
+        if answers.contains(&Err(WriteRefusal::Superseded)) {
+            return Err(StoreError::Unavailable("the shard has a later owner".to_owned()));
+        }
         cursor = next;
     }
 }

@@ -50,6 +50,18 @@ pub(crate) struct Entry {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerIndex,
     state: State,
+    /// The key of an earlier attempt of the same occurrence, which was open when this one came.
+    earlier: Option<EntryId>,
+}
+
+/// Whether a key may start now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MayStart {
+    Yes,
+    /// The row of a later attempt is durable: this attempt was made, by an owner that ended before it could say so.
+    Superseded,
+    /// An earlier attempt of the occurrence has not ended.
+    NotYet,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -269,8 +281,10 @@ impl Window {
     fn admit(&mut self, index: PollerIndex, key: DueKey) {
         let hash = hash(&key.occurrence);
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
-        if let Some(known) = self.index.find(hash, same) {
-            let known = &self.entries[*known as usize];
+        let mut earlier = None;
+        if let Some(id) = self.index.find(hash, same) {
+            earlier = Some(*id);
+            let known = &self.entries[*id as usize];
             let is_news = match known.state {
                 // A retry's row may be read before it is told that its attempt is booked.
                 State::Open | State::Resolved => key.attempt > known.key.attempt,
@@ -280,7 +294,7 @@ impl Window {
                 return;
             }
         }
-        let entry = Entry { key, poller: index, state: State::Open };
+        let entry = Entry { key, poller: index, state: State::Open, earlier };
         let id = EntryId::try_from(self.entries.insert(entry)).expect("fewer keys than 2^32");
         self.put_index(hash, id);
         *self.pollers[index as usize].open.entry(bucket(key.position)).or_default() += 1;
@@ -297,6 +311,23 @@ impl Window {
                 let rehash = |other: &EntryId| self::hash(&entries[*other as usize].key.occurrence);
                 self.index.insert_unique(hash, id, rehash);
             }
+        }
+    }
+
+    pub(crate) fn may_start(&self, id: EntryId) -> MayStart {
+        let entry = &self.entries[id as usize];
+        let occurrence = entry.key.occurrence;
+        let same = |other: &EntryId| self.entries[*other as usize].key.occurrence == occurrence;
+        let newest = self.index.find(hash(&occurrence), same).expect("an open key is in the index");
+        if *newest != id {
+            return MayStart::Superseded;
+        }
+        let earlier = entry.earlier.and_then(|earlier| self.entries.get(earlier as usize));
+        // The number may belong to another key by now.
+        let is_open = |earlier: &Entry| earlier.state == State::Open && earlier.key.occurrence == occurrence;
+        match earlier.is_some_and(|earlier| earlier.key.attempt < entry.key.attempt && is_open(earlier)) {
+            true => MayStart::NotYet,
+            false => MayStart::Yes,
         }
     }
 

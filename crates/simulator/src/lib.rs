@@ -44,6 +44,9 @@ mod runner;
 mod simulation;
 mod trace;
 
+#[cfg(feature = "scenarios")]
+pub mod spine;
+
 pub use faults::{Coverage, Faults, Incident, Incidents};
 pub use ledger::{CallbackId, Expected, Ledger, Verdict, Violation};
 pub use member::EPOCH;

@@ -83,6 +83,23 @@ pub fn try_seeds(
     Ok(coverage)
 }
 
+/// As [`try_seeds`], but each seed once, and with every event printed.
+fn print_seeds(
+    name: &str,
+    seeds: impl IntoIterator<Item = u64>,
+    scenario: impl Fn(&Simulation),
+) -> Result<Coverage, Failure> {
+    let mut coverage = Coverage::default();
+    for seed in seeds {
+        let outcome = run_seed(seed, Text::Print, &scenario);
+        if let Err(message) = outcome.result {
+            return Err(Failure { name: name.to_owned(), seed, message, trace_tail: Vec::new(), repeatable: true });
+        }
+        coverage.add(&outcome.incidents);
+    }
+    Ok(coverage)
+}
+
 /// As [`try_seeds`], for tests.
 ///
 /// # Panics
@@ -184,13 +201,11 @@ impl Suite {
             None => order.first_seed..order.first_seed.saturating_add(order.seeds),
         };
         for (name, scenario) in self.scenarios.iter().filter(|(name, _)| chosen(name)) {
-            if order.trace {
-                for seed in seeds.clone() {
-                    // What follows says whether it failed; this is for reading.
-                    let _shown = run_seed(seed, Text::Print, scenario);
-                }
-            }
-            let coverage = try_seeds(name, seeds.clone(), scenario).map_err(Box::new)?;
+            let coverage = match order.trace {
+                true => print_seeds(name, seeds.clone(), scenario),
+                false => try_seeds(name, seeds.clone(), scenario),
+            };
+            let coverage = coverage.map_err(Box::new)?;
             told(name, &coverage);
         }
         Ok(())

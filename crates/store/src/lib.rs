@@ -14,7 +14,7 @@
 //! outcome; no creator leaves a due row at or before `closed` unless the owner is sure to read it. Who does what, in
 //! which order, is told in `scheduler` (`creator`, `owner`); an engine keeps the two numbers and linearizable reads.
 //!
-//! What may be seen half-done: in `insert` and in [`Change::Put`] the due row can be there before its schedule; in
+//! What may be seen half-done: in [`Change::Advance`] the schedule's `next` comes before its row; in `insert` and in [`Change::Put`] the due row can be there before its schedule; in
 //! [`Change::Run`] come `then`, the run, the end of the schedule, in this order; in [`Change::Redrive`] the due row
 //! comes before the dead letter is gone. Each of these steps is whole. A call that fails or is dropped half-way leaves
 //! the steps made so far: so a due row may have no schedule, or name a revision that a later [`Change::Put`] gives to
@@ -223,7 +223,8 @@ pub enum Change {
     /// If `ends` and the schedule still has the run's revision, it is ended as by [`Change::End`]. Refused
     /// [`WriteRefusal::Resolved`], whole, if the occurrence has a final record.
     Run { run: Run, then: Option<DueKey>, ends: bool },
-    /// A recurring schedule goes on: `due` is its next row, and its instant becomes the schedule's `next`. Answered
+    /// A recurring schedule goes on: `due`'s instant becomes the schedule's `next`, then `due` is written: so no row is
+    /// ahead of its schedule, and whoever finds one behind `next` writes the row of `next` again. Answered
     /// [`Written::Done`] without effect if the revision is another or the schedule is not active.
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
     /// A recurring schedule or one-shot has no further occurrence: an active schedule becomes [`Status::Ended`], its

@@ -163,6 +163,21 @@ fn a_retry_is_news_and_its_first_attempt_is_not() {
 }
 
 #[test]
+fn a_retry_supersedes_the_attempt_before_it_or_waits_for_its_end() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    bench.read_ahead(0);
+    let first = bench.expire(300)[0];
+    assert_eq!(bench.window.may_start(first), MayStart::Yes);
+    bench.arrive(DueKey { position: at(301), attempt: 2, ..key(1, 300) });
+    let second = bench.expire(301)[0];
+    assert_eq!(bench.window.may_start(first), MayStart::Superseded);
+    assert_eq!(bench.window.may_start(second), MayStart::NotYet);
+    bench.window.resolve(first);
+    assert_eq!(bench.window.may_start(second), MayStart::Yes);
+}
+
+#[test]
 fn a_deferred_key_comes_back_at_its_later_position_only() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));

@@ -63,11 +63,8 @@ impl Store for Mutated {
                 let closed = self.store.closed(pollers.clone()).await?;
                 self.memory().closed_read_early.extend(pollers.into_iter().zip(closed));
             }
-            let mut memory = self.memory();
-            for insert in &inserts {
-                memory.first_seen.insert(insert.schedule.incarnation, insert.schedule.clone());
-            }
-            drop(memory);
+            let first_seen = inserts.iter().map(|insert| (insert.schedule.incarnation, insert.schedule.clone()));
+            self.memory().first_seen.extend(first_seen);
             self.store.insert(inserts).await
         })
     }

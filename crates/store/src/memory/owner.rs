@@ -182,13 +182,13 @@ impl MemoryStore {
             .try_step(call, owner, |model| {
                 let goes_on = model.check_owned(owner.poller, incarnation)?.is_live_at(revision);
                 if goes_on {
-                    model.write_owned_due(owner.poller, due);
+                    model.advance_schedule(incarnation, revision, nominal);
                 }
                 Ok(goes_on)
             })
             .await?;
         if goes_on {
-            self.step(call, owner, |model| model.advance_schedule(incarnation, revision, nominal)).await?;
+            self.step(call, owner, |model| model.write_owned_due(owner.poller, due)).await?;
         }
         Ok(Written::Done)
     }

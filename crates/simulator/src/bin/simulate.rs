@@ -1,0 +1,41 @@
+//! Runs the scenarios with many seeds, or replays one.
+
+use clap::Parser;
+use simulator::{Order, spine};
+
+/// Simulates the spine: the scheduler over each store, under load, while the machine fails.
+#[derive(Parser)]
+struct Arguments {
+    /// Seeds for each scenario.
+    #[arg(long, default_value_t = 1_000)]
+    seeds: u64,
+    /// The first of them: long runs can be made in pieces.
+    #[arg(long, default_value_t = 0)]
+    first_seed: u64,
+    /// Only this scenario.
+    #[arg(long)]
+    scenario: Option<String>,
+    /// Only this seed.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print every event to standard error.
+    #[arg(long)]
+    trace: bool,
+}
+
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is what the command is for")]
+fn main() -> std::process::ExitCode {
+    let Arguments { seeds, first_seed, scenario, seed, trace } = Arguments::parse();
+    if !trace {
+        // Panics on purpose are part of the scenarios; what they break is reported as a violation.
+        std::panic::set_hook(Box::new(|_| {}));
+    }
+    let order = Order { scenario, seed, seeds, first_seed, trace };
+    match spine::suite().run(&order, |name, coverage| println!("{name}: {coverage:?}")) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}
