@@ -30,6 +30,9 @@ struct Arguments {
     /// Threads that run tasks [default: one per core]
     #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
+    /// Be killed when the process that started this one ends, however it does: for the children of `bench`
+    #[arg(long, global = true, hide = true)]
+    ends_with_parent: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -79,6 +82,10 @@ fn main() -> ExitCode {
 }
 
 fn start(arguments: Arguments) -> anyhow::Result<()> {
+    if arguments.ends_with_parent {
+        let signal = Some(rustix::process::Signal::KILL);
+        rustix::process::set_parent_process_death_signal(signal).context("cannot be tied to the parent process")?;
+    }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.enable_all();
     if let Some(threads) = arguments.threads {

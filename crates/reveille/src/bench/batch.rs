@@ -15,7 +15,7 @@ use crate::bench::load::{self, Exchange, Outcome, Pace, Plan};
 use crate::bench::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
 use crate::bench::process::Meter;
 use crate::bench::report::{Row, mebibytes};
-use crate::bench::server::Server;
+use crate::bench::server::{self, Server};
 
 /// Lines of one request: some 5 MB.
 const LINES: u64 = 5_000;
@@ -172,7 +172,9 @@ impl Progress {
 /// If the server does not take them.
 pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, count: u64) -> anyhow::Result<()> {
     const AFTER: Duration = Duration::from_secs(400 * 86_400);
-    let path = folder.join("filled.json");
+    // Beside what was filled, so that both are there or neither.
+    let path = server::data(folder).join("filled.json");
+    fs::create_dir_all(server::data(folder)).context("cannot make the trial's folder")?;
     let before = match fs::read_to_string(&path) {
         Ok(text) => serde_json::from_str::<Filled>(&text).with_context(|| format!("cannot read {}", path.display()))?,
         Err(_) => Filled::default(),

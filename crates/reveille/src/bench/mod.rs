@@ -175,10 +175,13 @@ pub(crate) struct FireArguments {
     /// `kill -9` the server when a quarter has arrived, and start it again at once
     #[arg(long)]
     kill: bool,
-    /// Beside `--rate` callbacks (default 1,000 a second), 1,000,000 that are due within one second for a target that
-    /// takes three seconds to answer
+    /// Beside `--rate` callbacks (default 1,000 a second), `--slow-count` that are due within one second for a target
+    /// that takes three seconds to answer
     #[arg(long, conflicts_with_all = ["kill", "with_limit", "receiver_url"])]
     slow_target: bool,
+    /// Callbacks for the slow target
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    slow_count: u64,
     /// A receiver that runs, to use instead of the built-in one; see `tools/receiver-python`
     #[arg(long, requires = "receiver_log")]
     receiver_url: Option<String>,
@@ -292,7 +295,8 @@ async fn run_fire(runtime: &Runtime, arguments: &FireArguments) -> anyhow::Resul
     let duration = Duration::from_secs(arguments.duration);
     if arguments.slow_target {
         let per_second = arguments.rate.unwrap_or(1_000);
-        let slow = SlowTrial { slow_count: 1_000_000, answer_after: Duration::from_secs(3), per_second, duration };
+        let slow =
+            SlowTrial { slow_count: arguments.slow_count, answer_after: Duration::from_secs(3), per_second, duration };
         let rows = fire::slow_trial(runtime, &mut server, slow).await?;
         server.stop(runtime).await?;
         return print(common, rows.into_iter().map(|row| (vec![row], Vec::new())).collect());

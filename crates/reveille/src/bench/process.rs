@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use crate::wire::Connection;
 
-/// A process of this binary that answers HTTP. Dropped, it is killed.
+/// A process of this binary that answers HTTP. Dropped, it is killed; so it is when this process is.
 pub(crate) struct Process {
     child: Child,
     pub(crate) pid: u32,
@@ -42,7 +42,7 @@ impl Process {
         let listen = address.to_string();
         let mut child = Command::new(program)
             .args(arguments)
-            .args(["--listen", &listen])
+            .args(["--listen", &listen, "--ends-with-parent"])
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)

@@ -113,7 +113,8 @@ impl Server {
     }
 }
 
-fn data(folder: &Path) -> PathBuf {
+/// The server's data folder within the trial's.
+pub(crate) fn data(folder: &Path) -> PathBuf {
     folder.join("data")
 }
 
