@@ -6,17 +6,11 @@ use journal::{Journal, OpenError};
 use runtime::{OpenMode, Runtime, TaskSet};
 use simulator::{Random, Simulation, run_seeds};
 
-use crate::support::{DIR, Record, end, read_all, small};
-
-/// The runs of a longer search are in `REVEILLE_FUZZ_RUNS`.
-#[expect(clippy::disallowed_methods, reason = "a longer search is asked for by hand")]
-fn runs() -> u64 {
-    std::env::var("REVEILLE_FUZZ_RUNS").map_or(400, |runs| runs.parse().expect("REVEILLE_FUZZ_RUNS is a number"))
-}
+use crate::support::{DIR, Record, end, read_all, seeds, small};
 
 #[test]
 fn whatever_happened_to_its_files_a_journal_gives_no_wrong_entry() {
-    run_seeds("journal-fuzz", 0..runs(), |sim| {
+    run_seeds("journal-fuzz", seeds(400), |sim| {
         let record = Record::default();
         let a = sim.member("a");
         let mut random = Random::new(sim.seed());

@@ -1,5 +1,6 @@
 //! A consumer that remembers what it was told, and the check that a journal kept it.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -25,6 +26,12 @@ pub(crate) const DIR: &str = "/data/journal";
 
 pub(crate) fn segment_path(number: u64) -> PathBuf {
     Path::new(DIR).join(format!("segment-{number:020}.journal"))
+}
+
+/// As many seeds as fit a test; `REVEILLE_FUZZ_RUNS` is for a longer search.
+#[expect(clippy::disallowed_methods, reason = "a longer search is asked for by hand")]
+pub(crate) fn seeds(usual: u64) -> Range<u64> {
+    0..std::env::var("REVEILLE_FUZZ_RUNS").map_or(usual, |runs| runs.parse().expect("REVEILLE_FUZZ_RUNS is a number"))
 }
 
 pub(crate) type Ticket = oneshot::Sender<u64>;
