@@ -85,6 +85,8 @@ pub(crate) enum HowEnded {
     Unreadable,
     /// By this clock it is not due: the clock went back.
     NotYet,
+    /// Its schedule is not there, and may be about to be.
+    Unborn,
 }
 
 pub(crate) struct Owner {
@@ -240,7 +242,7 @@ impl Owner {
         let held = self.window.entry(entry);
         let (poller, term) = self.window.poller(held.poller);
         self.context.in_flight.add(held.key.occurrence.incarnation);
-        Starting { entry, lane: self.lane(entry), key: held.key, poller, term }
+        Starting { entry, lane: self.lane(entry), key: held.key, poller, term, is_closed: self.window.is_closed(entry) }
     }
 
     fn start(&self, batch: Vec<Starting>) {
@@ -349,6 +351,10 @@ impl Owner {
             }
             HowEnded::NotYet => {
                 self.window.wait_again(ended.entry, key.position);
+                false
+            }
+            HowEnded::Unborn => {
+                self.window.wait_again(ended.entry, now + self.options.period);
                 false
             }
             HowEnded::Unreadable => true,

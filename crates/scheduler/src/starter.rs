@@ -36,6 +36,8 @@ pub(crate) struct Starting {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerId,
     pub(crate) term: Term,
+    /// The key's position was closed before its schedule is looked for.
+    pub(crate) is_closed: bool,
 }
 
 impl Starting {
@@ -162,8 +164,11 @@ async fn start_known(
     schedule: Option<Arc<Schedule>>,
     run: Option<&Run>,
 ) -> Ended {
-    // A row without a schedule was left by a create that failed half-way.
-    let Some(schedule) = schedule else { return starting.ended(HowEnded::Dropped) };
+    let Some(schedule) = schedule else {
+        // The schedule comes after its row. If the create is still under way, it will see what is closed and write the
+        // row again, or the schedule will be there soon; if it has failed, this is what it left.
+        return starting.ended(if starting.is_closed { HowEnded::Dropped } else { HowEnded::Unborn });
+    };
     let key = starting.key;
     if let Some(run) = run
         && (run.state.is_final() || run.attempts.last().is_some_and(|attempt| attempt.number >= key.attempt))

@@ -314,6 +314,12 @@ impl Window {
         }
     }
 
+    /// Whether its creator, if it is not done, will find that this key's position is closed.
+    pub(crate) fn is_closed(&self, id: EntryId) -> bool {
+        let entry = &self.entries[id as usize];
+        entry.key.position <= self.pollers[entry.poller as usize].closed
+    }
+
     pub(crate) fn may_start(&self, id: EntryId) -> MayStart {
         let entry = &self.entries[id as usize];
         let occurrence = entry.key.occurrence;
@@ -395,7 +401,8 @@ impl Window {
             let has_news = first.is_some_and(|first| *first <= last && bucket_end(last) > poller.checked);
             let closed = if has_news { poller.closed.max(bucket_end(last)) } else { poller.closed };
             let done = poller.done_candidate();
-            if has_news || done > poller.done {
+            // A second read that failed is made again, whatever else there is.
+            if has_news || done > poller.done || poller.closed > poller.checked {
                 poller.closing = true;
                 closings.push((index, Positions { closed, done }));
             }

@@ -118,6 +118,22 @@ fn the_second_read_finds_what_the_first_one_missed() {
 }
 
 #[test]
+fn a_second_read_that_fails_is_made_again() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    bench.read_ahead(0);
+    bench.insert(key(2, 301)); // Its arrival is told too late.
+    let expired = bench.expire(400);
+    bench.window.resolve(expired[0]);
+    let (index, positions) = bench.window.plan_closings(at(1_000))[0];
+    assert!(bench.window.positions_written(index, positions).is_some());
+    bench.window.read_failed(index, ReadKind::Check);
+    bench.close(1_001);
+    let found = bench.expire(1_001);
+    assert_eq!(bench.numbers(&found), [2]);
+}
+
+#[test]
 fn done_never_passes_an_open_key_and_follows_once_it_is_resolved() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));

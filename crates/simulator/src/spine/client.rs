@@ -13,6 +13,9 @@ use super::beats_until;
 use super::engine::{Engine, MEMBER, tenant};
 use crate::{Expected, Handle, Ledger};
 
+/// How long an attempt that is in flight may take to reach its receiver on a slow store.
+const IN_FLIGHT: Duration = Duration::from_secs(5);
+
 /// Every incarnation that was ever told of.
 #[derive(Default)]
 pub(super) struct Names(Mutex<BTreeSet<Incarnation>>);
@@ -134,7 +137,7 @@ impl<'a> Client<'a> {
                 assert!(!answer.created, "lost: {id} was acknowledged, and a put finds nothing there");
                 if answer.too_late {
                     // Of the attempt that is in flight, this ledger knows only that it begins.
-                    self.sim.outside().sleep(Duration::from_secs(1)).await;
+                    self.sim.outside().sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *answer.schedule;
                 self.ledger.revised(incarnation, revision, expected(&answer.schedule));
@@ -152,7 +155,7 @@ impl<'a> Client<'a> {
         match answer {
             Some(Ok(CancelAnswer::Cancelled)) => self.ledger.cancelled(incarnation),
             Some(Ok(CancelAnswer::TooLate)) => {
-                self.sim.outside().sleep(Duration::from_secs(1)).await;
+                self.sim.outside().sleep(IN_FLIGHT).await;
                 self.ledger.cancelled_too_late(incarnation);
             }
             Some(Ok(CancelAnswer::NotFound)) => panic!("lost: {id} was acknowledged and is not found"),
