@@ -16,7 +16,7 @@ pub struct RunPage {
 pub struct Run {
     /// The callback's `webhook-id`.
     pub id: String,
-    /// Absent where the server does not know it without another read.
+    /// Absent if the schedule is gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub schedule_id: Option<String>,
     pub state: RunState,

@@ -74,7 +74,7 @@ pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
     })
 }
 
-/// `schedule` is the id of the run's schedule, if the caller knows it; one that the server made is known anyway.
+/// `schedule` is the id of the run's schedule; `None` if the schedule is gone.
 pub(crate) fn run(run: &Run, schedule: Option<&ScheduleId>) -> api::Run {
     let (missed_last, missed_count) = match run.state {
         RunState::Missed { last, count } => (Some(time(last)), Some(count)),

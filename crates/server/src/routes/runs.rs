@@ -26,7 +26,7 @@ pub(super) async fn of_schedule(
     let id = find_id(id)?;
     let page = Page::parse(query, false)?;
     let runs = shared.scheduler.runs(tenant.id, id.clone(), page.after, page.limit).await?.ok_or_else(not_found)?;
-    Ok(page_answer(&runs, Some(&id), page.limit))
+    Ok(page_answer(runs.iter().map(|run| (run, Some(&id))), page.limit))
 }
 
 pub(super) async fn dead_letters(
@@ -37,16 +37,15 @@ pub(super) async fn dead_letters(
     let tenant = authenticate(shared, headers)?;
     let page = Page::parse(query, true)?;
     let runs = shared.scheduler.dead_letters(tenant.id, page.after, page.limit).await?;
-    Ok(page_answer(&runs, None, page.limit))
+    let ids = shared.scheduler.ids(runs.iter().map(|run| run.occurrence.incarnation).collect()).await?;
+    Ok(page_answer(runs.iter().zip(ids.iter().map(Option::as_ref)), page.limit))
 }
 
-fn page_answer(runs: &[Run], id: Option<&ScheduleId>, limit: usize) -> Response<Body> {
-    let next = runs.last().filter(|_| runs.len() == limit);
-    let page = RunPage {
-        runs: runs.iter().map(|run| answer::run(run, id)).collect(),
-        next_page_token: next.map(|run| run.occurrence.run_id().as_str().to_owned()),
-    };
-    answer::json(StatusCode::OK, &page)
+/// `runs` with the ids of their schedules.
+fn page_answer<'a>(runs: impl Iterator<Item = (&'a Run, Option<&'a ScheduleId>)>, limit: usize) -> Response<Body> {
+    let runs: Vec<api::Run> = runs.map(|(run, id)| answer::run(run, id)).collect();
+    let next_page_token = runs.last().filter(|_| runs.len() == limit).map(|run| run.id.clone());
+    answer::json(StatusCode::OK, &RunPage { runs, next_page_token })
 }
 
 pub(super) async fn redrive(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {

@@ -64,7 +64,7 @@ async fn a_dead_letter_is_listed_and_redriven_once() {
     make_due(&world, "bad", 500).await;
     let run_id = run_in_state(&world, "bad", "failed").await.text("/runs/0/id");
     let letters = world.send("GET", "/v1/runs?dead_letter=true", "").await;
-    assert_eq!(letters.text("/runs/0/id"), run_id);
+    assert_eq!((letters.text("/runs/0/id"), letters.text("/runs/0/schedule_id")), (run_id.clone(), "bad".to_owned()));
     let foreign = world.send_as(FOREIGN_KEY, "GET", "/v1/runs?dead_letter=true", "").await;
     assert_eq!(foreign.body, r#"{"runs":[],"next_page_token":null}"#);
 
