@@ -87,14 +87,18 @@ impl Shared {
         }
     }
 
-    /// Returns at once unless flushing or merging is far behind.
+    /// Returns at once unless flushing or merging is far behind; and when the store is closed.
     pub(crate) async fn wait_for_room(&self) {
-        while self.behind.load(Ordering::Acquire) {
+        while self.behind.load(Ordering::Acquire) && !self.closed.is_cancelled() {
             let mut caught_up = std::pin::pin!(self.caught_up.notified());
             caught_up.as_mut().enable();
-            // It may have ended since, or before this was listening.
+            // It may have ended before this was listening.
             if self.behind.load(Ordering::Acquire) {
-                caught_up.await;
+                tokio::select! {
+                    biased;
+                    () = caught_up => {}
+                    () = self.closed.cancelled() => {}
+                }
             }
         }
     }

@@ -120,12 +120,13 @@ impl EmbeddedStore {
         }
     }
 
-    /// Compares everything in the index with its checksums, and counts its rows. Reads it all: minutes for a large one.
+    /// Compares everything in the index with its checksums, and counts its rows, while the store goes on.
+    ///
+    /// Blocks its thread, and reads it all: minutes for a large one.
     ///
     /// # Errors
     /// [`StoreError::Unavailable`] if the files cannot be read. Damage is told in the answer.
     pub async fn verify(&self) -> Result<Verified, StoreError> {
-        let _alone = self.shared.maintenance.write().await;
         self.shared.index.verify().await.map_err(read::damaged)
     }
 

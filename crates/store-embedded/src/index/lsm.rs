@@ -62,6 +62,25 @@ impl LsmIndex {
     fn tree(&self, family: Family) -> &Tree {
         &self.trees[family as usize]
     }
+
+    /// Drops whole tables of due rows that are not read any more, and that no merge would come across. False if there
+    /// are none.
+    fn drop_retired(&self) -> Result<bool, IndexError> {
+        let due = self.tree(Family::Due);
+        let tables = due.tables();
+        for (poller, to) in &*self.retired.now() {
+            let is_retired = |table: &lsm_tree::Table| {
+                let range = &table.metadata.key_range;
+                poller.as_slice() <= &**range.min() && &**range.max() < to.as_slice()
+            };
+            if tables.iter().any(is_retired) {
+                let dropped = due.tree.drop_range(poller.as_slice()..to.as_slice());
+                dropped.map_err(|error| damage(Family::Due, &hex(poller), &error))?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 impl Tree {
@@ -241,6 +260,9 @@ impl Index for LsmIndex {
         let mut merged = false;
         for tree in &self.trees {
             merged |= tree.merge_step(keep_from)?;
+        }
+        if !merged {
+            merged = self.drop_retired()?;
         }
         Ok(merged)
     }

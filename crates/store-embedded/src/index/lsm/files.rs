@@ -21,6 +21,7 @@ pub(super) fn exists(dir: &Path) -> bool {
     dir.join(CURRENT).exists()
 }
 
+#[derive(PartialEq, Eq)]
 struct Current {
     manifest: String,
     checksum: u128,
@@ -47,10 +48,12 @@ fn read_current(family: Family, dir: &Path) -> Result<Option<Current>, IndexErro
 /// The manifest is what `current` says, or there is none yet. Answers how many bytes were checked.
 pub(super) fn check_manifest(family: Family, dir: &Path) -> Result<u64, IndexError> {
     match read_current(family, dir)? {
-        Some(current) => {
-            let bytes = check(family, &dir.join(current.manifest), current.checksum)?;
-            Ok(bytes + CURRENT_LEN as u64)
-        }
+        Some(current) => match check(family, &dir.join(&current.manifest), current.checksum) {
+            Ok(bytes) => Ok(bytes + CURRENT_LEN as u64),
+            // It may have been replaced meanwhile; the next one is another.
+            Err(_) if read_current(family, dir)?.is_some_and(|next| next != current) => check_manifest(family, dir),
+            Err(error) => Err(error),
+        },
         None if dir.join(TABLES).exists() && fs::read_dir(dir.join(TABLES))?.next().is_some() => {
             Err(damaged(family, &dir.join(CURRENT), "it is missing"))
         }

@@ -16,7 +16,7 @@ impl Retired {
         Arc::make_mut(&mut retired).insert(poller, to.to_vec());
     }
 
-    fn now(&self) -> Arc<BTreeMap<[u8; 8], Vec<u8>>> {
+    pub(super) fn now(&self) -> Arc<BTreeMap<[u8; 8], Vec<u8>>> {
         self.0.read().expect("no holder of this lock panics").clone()
     }
 }

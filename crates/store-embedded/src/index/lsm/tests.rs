@@ -117,3 +117,37 @@ async fn a_flipped_bit_is_harmless_to_reads_or_told_and_always_found_by_verify()
     }
     assert!(told > 500, "{told} flips were told, {harmless} were harmless");
 }
+
+fn due_key(poller: u8, position: u16) -> Vec<u8> {
+    [[poller; 8].as_slice(), &position.to_be_bytes()].concat()
+}
+
+/// What is stored of the due rows, tables that are being merged included.
+fn due_positions(index: &LsmIndex) -> Vec<(u8, u16)> {
+    let rows = scan_all(index, Family::Due).unwrap();
+    rows.iter().map(|(key, _)| (key[0], u16::from_be_bytes([key[8], key[9]]))).collect()
+}
+
+#[tokio::test]
+async fn due_rows_that_are_not_read_any_more_go_and_no_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    // Poller 1's first table is retired whole; the rest is only merged. Poller 2 stays as it is.
+    for (round, positions) in [0..50, 50..100, 60..110, 70..120, 80..130].into_iter().enumerate() {
+        for poller in [1, 2] {
+            let at = at(round as u64 * 10 + u64::from(poller));
+            positions.clone().for_each(|position| index.put(Family::Due, &due_key(poller, position), &[], at));
+            flush(&index).await;
+        }
+    }
+    index.retire([1; 8], &due_key(1, 90));
+    while index.merge_step(Sequence::LATEST).unwrap() {}
+    let left = due_positions(&index);
+    assert!(left.iter().all(|(poller, position)| *poller == 2 || *position >= 50), "the first table is dropped");
+    let expected = |poller: u8, from: u16| (from..130).map(move |position| (poller, position));
+    assert!(expected(1, 90).chain(expected(2, 0)).all(|row| left.contains(&row)), "a row that is read is gone");
+    drop(index);
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    assert_eq!(due_positions(&index), left, "what is left is there after a restart");
+    assert_eq!(index.verify().await.unwrap().damages, Vec::<String>::new());
+}
