@@ -24,6 +24,8 @@ enum Chore {
     Test,
     /// Check the rules of the house that no compiler knows
     Tidy,
+    /// Write the index of the decisions anew
+    Index,
     /// Run whole simulated clusters from seeds
     #[command(disable_help_flag = true)]
     Simulate {
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Test => test::run(),
         Chore::Tidy => chores::tidy(),
+        Chore::Index => chores::index(),
         Chore::Simulate { arguments } => chores::simulate(&arguments),
         Chore::Fuzz { minutes } => chores::fuzz(minutes),
     };

@@ -5,7 +5,7 @@ mod documents;
 mod sources;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
@@ -64,6 +64,14 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     found.extend(sources::findings(&files));
     found.extend(documents::findings(&files, &packages));
     Ok(found)
+}
+
+/// The index of the decisions, with its path.
+///
+/// # Errors
+/// If git cannot tell what there is.
+pub(crate) fn index(root: &Path) -> anyhow::Result<(PathBuf, String)> {
+    Ok((root.join(documents::DECISIONS_INDEX), documents::index_of(&read_files(root)?)))
 }
 
 fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {

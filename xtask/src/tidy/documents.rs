@@ -8,7 +8,7 @@ use super::{File, Finding};
 const MAP: &str = "ARCHITECTURE.md";
 const GUARANTEES: &str = "docs/guarantees.md";
 const DECISIONS: &str = "docs/decisions/";
-const DECISIONS_INDEX: &str = "docs/decisions/README.md";
+pub(super) const DECISIONS_INDEX: &str = "docs/decisions/README.md";
 
 pub(super) fn findings(files: &[File], packages: &[Package]) -> Vec<Finding> {
     let mut found = map(files, packages);
@@ -69,11 +69,12 @@ fn guarantees(files: &[File]) -> Vec<Finding> {
 /// The names of functions that follow a `fn`.
 fn functions(text: &str) -> impl Iterator<Item = &str> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let lines = text.lines().filter_map(|line| line.trim_start().strip_prefix("async ").or(Some(line.trim_start())));
-    lines.filter_map(|line| line.strip_prefix("fn ")).map(move |rest| {
-        let end = rest.find(|c| !is_name(c)).unwrap_or(rest.len());
-        &rest[..end]
-    })
+    let is_code = |line: &&str| !line.trim_start().starts_with("//");
+    let rests = text.lines().filter(is_code).filter_map(|line| match line.trim_start().strip_prefix("fn ") {
+        Some(rest) => Some(rest),
+        None => line.split_once(" fn ").map(|(_, rest)| rest),
+    });
+    rests.map(move |rest| &rest[..rest.find(|c| !is_name(c)).unwrap_or(rest.len())])
 }
 
 /// Words between backticks that are sentences, as the names of tests are.
@@ -85,15 +86,31 @@ fn test_names(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2).filter(is_sentence)
 }
 
-/// Every decision is in the index.
-fn decisions(files: &[File]) -> Vec<Finding> {
+/// The index lists every decision under its title.
+fn decisions(files: &[File]) -> Option<Finding> {
     let index = match file(files, DECISIONS_INDEX) {
         Ok(index) => index,
-        Err(missing) => return vec![missing],
+        Err(missing) => return Some(missing),
     };
-    let names = files.iter().filter_map(|file| file.path.strip_prefix(DECISIONS)).filter(|name| *name != "README.md");
-    let missing = names.filter(|name| !index.text.contains(name));
-    missing.map(|name| index.finding(0, format!("{name} is not in the index"))).collect()
+    (index.text != index_of(files)).then(|| index.finding(0, "it lags behind; run `cargo xtask index`"))
+}
+
+/// What belongs into [`DECISIONS_INDEX`].
+pub(super) fn index_of(files: &[File]) -> String {
+    let mut index =
+        "# Decisions\n\nOne page each: the context, the choice, what was given up. `cargo xtask index` writes \
+                     this list.\n\n"
+            .to_owned();
+    let mut pages: Vec<&File> = files.iter().filter(|file| file.path.starts_with(DECISIONS)).collect();
+    pages.retain(|page| page.path != DECISIONS_INDEX);
+    pages.sort_by(|one, other| one.path.cmp(&other.path));
+    for page in pages {
+        let name = page.path.trim_start_matches(DECISIONS);
+        let is_numbering = |c: char| c == '#' || c == ':' || c == ' ' || c.is_ascii_digit();
+        let title = page.text.lines().next().unwrap_or_default().trim_start_matches(is_numbering);
+        index.push_str(&format!("- [{}]({name}): {title}\n", name.split('-').next().unwrap_or_default()));
+    }
+    index
 }
 
 #[cfg(test)]
@@ -120,19 +137,20 @@ mod tests {
     fn a_promise_without_a_test_or_with_one_that_is_gone_is_found() {
         let promises =
             "# All\n## One\nSee `it_holds_when_asked`.\n## Two\nSee `it_is_long_gone`, `a_word`.\n## Three\n";
-        let code = "#[test]\nfn it_holds_when_asked() {}\n    async fn other() {}";
+        let code = "#[test]\nfn it_holds_when_asked() {}\n    pub(super) async fn it_is_in_a_suite() {}\n// fn it_is_long_gone()";
         let files = [File::new(GUARANTEES, promises), File::new("crates/a/src/tests.rs", code)];
         let expected = ["there is no test `it_is_long_gone`", "no test is named that shows this"];
         assert_eq!(whats(&guarantees(&files)), expected);
     }
 
     #[test]
-    fn a_decision_that_is_not_in_the_index_is_found() {
-        let files = [
-            File::new(DECISIONS_INDEX, "- [One](0001-one.md)"),
-            File::new("docs/decisions/0001-one.md", ""),
-            File::new("docs/decisions/0002-two.md", ""),
-        ];
-        assert_eq!(whats(&decisions(&files)), ["0002-two.md is not in the index"]);
+    fn an_index_of_decisions_that_lags_behind_is_found() {
+        let page = |path, text| File::new(&format!("{DECISIONS}{path}"), text);
+        let pages = [page("0002-two.md", "# Two\n\nText"), page("0001-one.md", "# 0001: one\n")];
+        let index = index_of(&pages);
+        assert!(index.ends_with("\n\n- [0001](0001-one.md): one\n- [0002](0002-two.md): Two\n"), "{index}");
+        let with_index = |text: &str| [pages[0].clone(), pages[1].clone(), page("README.md", text)];
+        assert_eq!(decisions(&with_index(&index)), None);
+        assert!(decisions(&with_index(&index.replace("one\n", "first\n"))).is_some());
     }
 }

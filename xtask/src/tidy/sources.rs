@@ -59,8 +59,14 @@ fn size(file: &File) -> Option<Finding> {
 const UNFINISHED: [(&str, &str); 6] =
     [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("#[ign", "ore"), ("TO", "DO"), ("FIX", "ME")];
 
+const MEASUREMENT: &str = "ore = \"a measurement\"]";
+
 fn unfinished(file: &File) -> Vec<Finding> {
-    on_lines(file, &UNFINISHED.map(|(start, end)| format!("{start}{end}")), "unfinished work is not kept", |line| line)
+    let words = UNFINISHED.map(|(start, end)| format!("{start}{end}"));
+    on_lines(file, &words, "unfinished work is not kept", |line| {
+        // What measures and asserts nothing is no test that is left out.
+        if line.trim().ends_with(MEASUREMENT) { "" } else { line }
+    })
 }
 
 fn impure(file: &File) -> Vec<Finding> {
@@ -125,6 +131,7 @@ mod tests {
         for (start, end) in UNFINISHED {
             assert_eq!(whats("crates/a/src/lib.rs", &format!("fn a() {{}}\n{start}{end}")), [2], "{start}{end}");
         }
+        assert_eq!(whats("crates/a/src/lib.rs", &format!("    #[ign{MEASUREMENT}\n")), [] as [usize; 0]);
     }
 
     #[test]
