@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn an_index_of_decisions_that_lags_behind_is_found() {
-        let page = |path, text| File::new(&format!("{DECISIONS}{path}"), text);
+        let page = |path: &str, text: &str| File::new(&format!("{DECISIONS}{path}"), text);
         let pages = [page("0002-two.md", "# Two\n\nText"), page("0001-one.md", "# 0001: one\n")];
         let index = index_of(&pages);
         assert!(index.ends_with("\n\n- [0001](0001-one.md): one\n- [0002](0002-two.md): Two\n"), "{index}");
