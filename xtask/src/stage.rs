@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::Context;
 
-pub(crate) const CARGO: &str = env!("CARGO");
+/// Found by its name, so that the toolchain is the one that the checkout pins.
+pub(crate) const CARGO: &str = "cargo";
 
 /// The checkout.
 pub(crate) fn root() -> PathBuf {

@@ -64,7 +64,10 @@ fn clippy() -> anyhow::Result<Counts> {
 
 /// All of Rust's, the black box (`crates/reveille/tests`) among them.
 fn tests() -> anyhow::Result<Counts> {
-    run_tests(Command::new(CARGO).args(["test", "--workspace", "--all-features", "--no-fail-fast"]))
+    let mut command = Command::new(CARGO);
+    command.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
+    // Some tests panic on purpose, thousands of times; where is told without the whole stack.
+    run_tests(command.env("RUST_BACKTRACE", "0"))
 }
 
 /// The receiver in Python has tests of its own, in an environment of its own.
