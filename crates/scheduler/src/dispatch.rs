@@ -38,7 +38,11 @@ struct LaneState {
     ended: u32,
     counted_from: Timestamp,
     per_second: u32,
-    /// Where the last deferred key was put.
+    /// Deferred keys are put behind this instant, at the lane's rate.
+    deferred_from: Timestamp,
+    /// How many were put there.
+    deferred: u64,
+    /// Where the last one is.
     deferred_to: Timestamp,
 }
 
@@ -137,16 +141,23 @@ impl Dispatch {
         taken
     }
 
-    /// Where a deferred key of this lane goes: behind the ones deferred before it, at the rate at which the lane ends
-    /// attempts, so that keys come back about when there is a slot for them.
+    /// Where a deferred key of this lane goes: behind those that wait in memory and those deferred before it, at the rate
+    /// at which the lane ends attempts, so that keys come back about when there is a slot for them.
     pub(crate) fn defer_to(&mut self, lane: Lane, now: Timestamp) -> Timestamp {
-        const SOONEST: Duration = Duration::from_secs(5);
-        let state = self.lanes.entry(lane).or_default();
-        let step = Duration::from_millis(1_000 / u64::from(state.per_second.clamp(1, 1_000)));
+        const SOONEST: Duration = Duration::from_secs(1);
         let latest = now + self.defer_max.max(SOONEST);
-        let next = state.deferred_to + step;
+        let state = self.lanes.entry(lane).or_default();
+        let at_rate =
+            |keys: u64| Duration::from_millis(keys.saturating_mul(1_000) / u64::from(state.per_second.max(1)));
+        let waiting = u64::try_from(state.queue.len()).unwrap_or(u64::MAX);
+        let next = state.deferred_from + at_rate(state.deferred);
         // Past the latest one, start over from the soonest: they spread evenly over the span again.
-        state.deferred_to = if next > latest || next < now + SOONEST { now + SOONEST } else { next };
+        if next > latest || next < now + SOONEST {
+            state.deferred_from = (now + at_rate(waiting)).clamp(now + SOONEST, latest);
+            state.deferred = 0;
+        }
+        state.deferred_to = state.deferred_from + at_rate(state.deferred);
+        state.deferred += 1;
         state.deferred_to
     }
 
@@ -256,9 +267,27 @@ mod tests {
     fn deferred_keys_are_spread_at_the_rate_of_their_target_and_within_the_bound() {
         let mut dispatch = dispatch(1, 100, 2);
         let places: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
-        assert_eq!(places[0], NOW + Duration::from_secs(5));
-        assert_eq!(places[1], NOW + Duration::from_secs(6));
+        assert_eq!(places[0], NOW + Duration::from_secs(1));
+        assert_eq!(places[1], NOW + Duration::from_secs(2), "a target of unknown rate gets one a second");
         assert!(places.iter().all(|place| *place <= NOW + Duration::from_secs(60)));
         assert!(places.iter().filter(|place| **place == places[0]).count() <= 4);
+    }
+
+    #[test]
+    fn a_quick_target_gets_its_deferred_keys_back_as_quickly_as_it_takes_them() {
+        let mut dispatch = dispatch(10_000, 10_000, 10_000);
+        // One that goes on, so that the lane is never forgotten.
+        dispatch.push(lane(1, 1), 0, NOW);
+        dispatch.pop();
+        for entry in 0..10_000 {
+            dispatch.push(lane(1, 1), entry, NOW);
+            dispatch.pop();
+            dispatch.ended(lane(1, 1), NOW + Duration::from_millis(u64::from(entry) / 3));
+        }
+        let now = NOW + Duration::from_secs(4);
+        dispatch.push(lane(1, 1), 1, NOW);
+        let places: Vec<Timestamp> = (0..2_000).map(|_| dispatch.defer_to(lane(1, 1), now)).collect();
+        let span = places[1_999].since(places[0]);
+        assert!(span < Duration::from_secs(2), "2,000 keys take {span:?} at thousands a second");
     }
 }

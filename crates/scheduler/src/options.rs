@@ -7,7 +7,7 @@ pub struct Options {
     /// How far ahead of now due rows are read into the window. Default 2 s. Smaller: a slow read makes rows late;
     /// larger: more keys in memory.
     pub window_ahead: Duration,
-    /// Keys that the window holds at most. Default 262,144, about 100 bytes each. Smaller: a burst is read in more
+    /// Keys that the window holds at most. Default 524,288, about 100 bytes each. Smaller: a burst is read in more
     /// pieces; larger: more memory.
     pub window_keys_max: usize,
     /// The rhythm of reading ahead, of arrivals from elsewhere and of closing. Default 200 ms. Smaller: more reads of
@@ -38,7 +38,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             window_ahead: Duration::from_secs(2),
-            window_keys_max: 262_144,
+            window_keys_max: 524_288,
             period: Duration::from_millis(200),
             in_flight_per_target: 256,
             in_flight_max: 4_096,

@@ -26,7 +26,7 @@ use crate::window::EntryId;
 
 /// How far ahead of this owner's clock an earlier owner's may have been: what is due so soon after the shards were taken
 /// may have been fired before.
-const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(60);
+const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(10);
 
 /// A key that has its turn.
 #[derive(Clone, Copy, Debug)]
