@@ -118,7 +118,8 @@ pub(crate) trait Index: Send + Sync + 'static {
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence);
 
-    fn remove(&self, family: Family, key: &[u8], at: Sequence);
+    /// Removes a row of [`Family::Points`]; the others are never removed one by one.
+    fn remove_point(&self, key: &[u8], at: Sequence);
 
     /// Due rows whose keys begin with `poller` and are below `to` are not read any more, and may go.
     fn retire(&self, poller: [u8; 8], to: &[u8]);

@@ -157,7 +157,7 @@ impl Machine {
             return refused(WriteRefusal::NotFound);
         }
         self.write_due(at, poller, due);
-        self.index().remove(Family::Points, &dead_letter, at);
+        self.index().remove_point(&dead_letter, at);
         DONE
     }
 

@@ -8,21 +8,24 @@
 
 mod files;
 mod retired;
+mod versions;
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
 use lsm_tree::compaction::Leveled;
 use lsm_tree::config::{BlockSizePolicy, FilterPolicy, PinningPolicy};
-use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, Memtable};
+use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, Memtable, SequenceNumberCounter};
 
 pub(crate) use self::files::copy_tree;
 use self::retired::{Retired, RetiredFactory};
+use self::versions::VersionsFactory;
 use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
 use crate::options::Options;
 use crate::read::hex;
@@ -31,6 +34,8 @@ pub(crate) struct LsmIndex {
     trees: [Tree; 3],
     /// Due rows that are not read any more.
     retired: Arc<Retired>,
+    /// Small rows' versions are kept from this sequence on.
+    keep_from: Arc<AtomicU64>,
 }
 
 struct Tree {
@@ -38,9 +43,15 @@ struct Tree {
     dir: PathBuf,
     tree: AnyTree,
     strategy: Arc<Leveled>,
+    /// Numbers the tree's manifests.
+    manifests: SequenceNumberCounter,
     /// Sealed and not yet flushed, the oldest first.
     sealed: Mutex<VecDeque<Arc<Memtable>>>,
 }
+
+/// Below every row's sequence. The library numbers its manifests and rows alike, and forgets manifests, and versions of
+/// rows, below what it is given: so manifests are numbered below this, and it forgets no row (see [`versions`]).
+const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
 
 /// Files kept open; a tree of 10,000,000 rows has about 200.
 const OPEN_FILES_MAX: usize = 512;
@@ -54,9 +65,30 @@ impl LsmIndex {
         let cache = Arc::new(Cache::with_capacity_bytes(options.cache_bytes));
         let open_files = Arc::new(DescriptorTable::new(OPEN_FILES_MAX));
         let retired = Arc::new(Retired::default());
-        let open = |family: Family| Tree::open(dir, family, &cache, &open_files, &retired);
-        let trees = [open(Family::Rows)?, open(Family::Due)?, open(Family::Points)?];
-        Ok(LsmIndex { trees, retired })
+        let keep_from = Arc::new(AtomicU64::new(0));
+        let config = |family: Family| {
+            let manifests = SequenceNumberCounter::default();
+            let config = Config::new(dir.join(family.name()), manifests.clone(), SequenceNumberCounter::default())
+                .use_cache(cache.clone())
+                .use_descriptor_table(Some(open_files.clone()))
+                // Indexes and filters of large levels go through the cache, in parts: memory does not grow with the rows.
+                .index_block_pinning_policy(PinningPolicy::new([true, true, false]))
+                .filter_block_pinning_policy(PinningPolicy::new([true, true, false]));
+            (family, config, manifests)
+        };
+        // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
+        let (family, rows, manifests) = config(Family::Rows);
+        let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
+        let rows = Tree::open(dir, family, rows, manifests, 64 << 20)?;
+        // Only ever scanned.
+        let (family, due, manifests) = config(Family::Due);
+        let due = due.filter_policy(FilterPolicy::disabled());
+        let due = due.with_compaction_filter_factory(Some(Arc::new(RetiredFactory(retired.clone()))));
+        let due = Tree::open(dir, family, due, manifests, 16 << 20)?;
+        let (family, points, manifests) = config(Family::Points);
+        let points = points.with_compaction_filter_factory(Some(Arc::new(VersionsFactory(keep_from.clone()))));
+        let points = Tree::open(dir, family, points, manifests, 16 << 20)?;
+        Ok(LsmIndex { trees: [rows, due, points], retired, keep_from })
     }
 
     fn tree(&self, family: Family) -> &Tree {
@@ -87,52 +119,33 @@ impl Tree {
     fn open(
         dir: &Path,
         family: Family,
-        cache: &Arc<Cache>,
-        open_files: &Arc<DescriptorTable>,
-        retired: &Arc<Retired>,
+        config: Config,
+        manifests: SequenceNumberCounter,
+        table_bytes: u64,
     ) -> Result<Self, IndexError> {
         let dir = dir.join(family.name());
         files::check_manifest(family, &dir)?;
-        let config = Config::new(&dir, lsm_tree::SequenceNumberCounter::default(), Default::default())
-            .use_cache(cache.clone())
-            .use_descriptor_table(Some(open_files.clone()))
-            // Indexes and filters of large levels go through the cache, in parts: memory does not grow with the rows.
-            .index_block_pinning_policy(PinningPolicy::new([true, true, false]))
-            .filter_block_pinning_policy(PinningPolicy::new([true, true, false]));
-        let (config, table_bytes) = match family {
-            // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
-            Family::Rows => {
-                (config.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true), 64 << 20)
-            }
-            // Only ever scanned.
-            Family::Due => {
-                let factory = Arc::new(RetiredFactory(retired.clone()));
-                let config = config.filter_policy(FilterPolicy::disabled());
-                (config.with_compaction_filter_factory(Some(factory)), 16 << 20)
-            }
-            Family::Points => (config, 16 << 20),
-        };
         let tree = config.open().map_err(|error| damage(family, "its manifest or tables", &error))?;
         let strategy = Arc::new(Leveled::default().with_table_target_size(table_bytes));
-        Ok(Tree { family, dir, tree, strategy, sealed: Mutex::new(VecDeque::new()) })
+        Ok(Tree { family, dir, tree, strategy, manifests, sealed: Mutex::new(VecDeque::new()) })
     }
 
     fn sealed(&self) -> MutexGuard<'_, VecDeque<Arc<Memtable>>> {
         self.sealed.lock().expect("no holder of this lock panics")
     }
 
-    fn flush(&self, keep_from: Sequence) -> Result<(), IndexError> {
+    fn flush(&self) -> Result<(), IndexError> {
         // What is sealed from here on belongs to the next flush.
         let count = self.sealed().len();
         for _ in 0..count {
             let Some(memtable) = self.sealed().front().cloned() else { break };
-            self.flush_one(&memtable, keep_from)?;
+            self.flush_one(&memtable)?;
             self.sealed().pop_front();
         }
         Ok(())
     }
 
-    fn flush_one(&self, memtable: &Memtable, keep_from: Sequence) -> Result<(), IndexError> {
+    fn flush_one(&self, memtable: &Memtable) -> Result<(), IndexError> {
         let failed = |error| damage(self.family, "rows being flushed", &error);
         let _alone = self.tree.get_flush_lock();
         let Some((tables, _)) = self.tree.flush_to_tables(memtable.iter().map(Ok)).map_err(failed)? else {
@@ -142,13 +155,15 @@ impl Tree {
             files::check(self.family, &table.path, table.checksum().into_u128())?;
         }
         let ids = [memtable.id()];
-        self.tree.register_tables(&tables, None, None, &ids, keep_from.as_u64()).map_err(failed)
+        self.manifests.set(0);
+        self.tree.register_tables(&tables, None, None, &ids, MANIFESTS_END).map_err(failed)
     }
 
     /// One step of merging; false if there was nothing to do.
-    fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError> {
+    fn merge_step(&self) -> Result<bool, IndexError> {
+        self.manifests.set(0);
         let before = self.tree.current_version().id();
-        let merged = self.tree.compact(self.strategy.clone(), keep_from.as_u64());
+        let merged = self.tree.compact(self.strategy.clone(), MANIFESTS_END);
         merged.map_err(|error| damage(self.family, "rows being merged", &error))?;
         Ok(self.tree.current_version().id() != before)
     }
@@ -172,8 +187,12 @@ impl Tree {
             note(files::check(self.family, &table.path, table.checksum().into_u128()))?;
         }
         for row in self.tree.iter(Sequence::LATEST.as_u64(), None) {
-            match row.key() {
-                Ok(_) => verified.rows[self.family as usize] += 1,
+            let is_live = row.into_inner().and_then(|(_, value)| match self.family {
+                Family::Rows | Family::Due => Ok(true),
+                Family::Points => versions::unwrap(&value.into()).map(|value| value.is_some()),
+            });
+            match is_live {
+                Ok(is_live) => verified.rows[self.family as usize] += u64::from(is_live),
                 Err(error) => {
                     verified.damages.push(damage(self.family, "a scan of all rows", &error).to_string());
                     break;
@@ -206,7 +225,12 @@ fn damage(family: Family, range: &str, error: &lsm_tree::Error) -> IndexError {
 impl Index for LsmIndex {
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, IndexError> {
         let found = self.tree(family).tree.get(key, before.as_u64());
-        found.map(|value| value.map(Bytes::from)).map_err(|error| damage(family, &hex(key), &error))
+        let value = found.map(|value| value.map(Bytes::from));
+        let value = match family {
+            Family::Rows | Family::Due => value,
+            Family::Points => value.and_then(|value| value.map_or(Ok(None), |value| versions::unwrap(&value))),
+        };
+        value.map_err(|error| damage(family, &hex(key), &error))
     }
 
     fn scan(
@@ -221,9 +245,14 @@ impl Index for LsmIndex {
             return Ok(());
         }
         for row in self.tree(family).tree.range(from..to, before.as_u64(), None) {
-            let (key, value) =
-                row.into_inner().map_err(|error| damage(family, &format!("{} to {}", hex(from), hex(to)), &error))?;
-            if visit(&key, &Bytes::from(value)) == ControlFlow::Break(()) {
+            let damaged = |error| damage(family, &format!("{} to {}", hex(from), hex(to)), &error);
+            let (key, value) = row.into_inner().map_err(damaged)?;
+            let mut value = Bytes::from(value);
+            if family == Family::Points {
+                let Some(unwrapped) = versions::unwrap(&value).map_err(damaged)? else { continue };
+                value = unwrapped;
+            }
+            if visit(&key, &value) == ControlFlow::Break(()) {
                 break;
             }
         }
@@ -231,11 +260,15 @@ impl Index for LsmIndex {
     }
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {
-        self.tree(family).tree.insert(key, value, at.as_u64());
+        let tree = &self.tree(family).tree;
+        match family {
+            Family::Rows | Family::Due => tree.insert(key, value, at.as_u64()),
+            Family::Points => tree.insert(key, versions::wrap(Some(value), at), at.as_u64()),
+        };
     }
 
-    fn remove(&self, family: Family, key: &[u8], at: Sequence) {
-        self.tree(family).tree.remove(key, at.as_u64());
+    fn remove_point(&self, key: &[u8], at: Sequence) {
+        self.tree(Family::Points).tree.insert(key, versions::wrap(None, at), at.as_u64());
     }
 
     fn retire(&self, poller: [u8; 8], to: &[u8]) {
@@ -252,14 +285,16 @@ impl Index for LsmIndex {
         self.tree(family).tree.active_memtable().size()
     }
 
-    fn flush(&self, keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>> {
-        Box::pin(ready(self.trees.iter().try_for_each(|tree| tree.flush(keep_from))))
+    fn flush(&self, _keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>> {
+        // Versions are left out when tables are merged.
+        Box::pin(ready(self.trees.iter().try_for_each(Tree::flush)))
     }
 
     fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError> {
+        self.keep_from.store(keep_from.as_u64(), Ordering::Release);
         let mut merged = false;
         for tree in &self.trees {
-            merged |= tree.merge_step(keep_from)?;
+            merged |= tree.merge_step()?;
         }
         if !merged {
             merged = self.drop_retired()?;

@@ -194,8 +194,8 @@ impl Index for MapIndex {
         self.write(family, key, Some(value), at);
     }
 
-    fn remove(&self, family: Family, key: &[u8], at: Sequence) {
-        self.write(family, key, None, at);
+    fn remove_point(&self, key: &[u8], at: Sequence) {
+        self.write(Family::Points, key, None, at);
     }
 
     fn retire(&self, poller: [u8; 8], to: &[u8]) {

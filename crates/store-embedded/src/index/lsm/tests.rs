@@ -13,8 +13,9 @@ fn options() -> Options {
     Options { cache_bytes: 1 << 20, ..Options::default() }
 }
 
+/// The first entry of all is 1.
 fn at(entry: u64) -> Sequence {
-    Sequence::new(entry, 0)
+    Sequence::new(entry + 1, 0)
 }
 
 async fn flush(index: &LsmIndex) {
@@ -33,7 +34,7 @@ async fn fill(dir: &Path) {
             }
             index.put(family, b"hidden", &round.to_le_bytes(), at(round * 100 + 50));
         }
-        index.remove(Family::Points, &[b'k', b'e', b'y', b'-', 0, 3], at(round * 100 + 60));
+        index.remove_point(&[b'k', b'e', b'y', b'-', 0, 3], at(round * 100 + 60));
         flush(&index).await;
     }
 }
@@ -150,4 +151,37 @@ async fn due_rows_that_are_not_read_any_more_go_and_no_others() {
     let index = LsmIndex::open(dir.path(), &options()).unwrap();
     assert_eq!(due_positions(&index), left, "what is left is there after a restart");
     assert_eq!(index.verify().await.unwrap().damages, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_replay_reads_the_version_that_it_must_see_and_no_other_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let key = b"a state";
+    let value_at = |index: &LsmIndex, before: u64| index.get(Family::Points, key, at(before)).unwrap();
+    {
+        let index = LsmIndex::open(dir.path(), &options()).unwrap();
+        for entry in 0..12_u64 {
+            index.put(Family::Points, key, &entry.to_le_bytes(), at(entry));
+            flush(&index).await;
+        }
+        // A replay would begin with entry 6, and must not see what it wrote itself.
+        while index.merge_step(at(6)).unwrap() {}
+        for before in 6..12 {
+            assert_eq!(value_at(&index, before).as_deref(), Some(&(before - 1).to_le_bytes()[..]), "before {before}");
+        }
+        assert!(index.tree(Family::Points).tree.approximate_len() < 12, "versions before the fifth are forgotten");
+        index.remove_point(key, at(12));
+        flush(&index).await;
+        assert_eq!(value_at(&index, 13), None);
+    }
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    assert_eq!(value_at(&index, 12).as_deref(), Some(&11_u64.to_le_bytes()[..]));
+    for _ in 0..4 {
+        index.put(Family::Points, b"another", &[], at(20));
+        flush(&index).await;
+    }
+    while index.merge_step(Sequence::LATEST).unwrap() {}
+    assert_eq!(value_at(&index, 100), None);
+    assert_eq!(index.verify().await.unwrap().rows[Family::Points as usize], 1);
+    assert!(index.tree(Family::Points).tree.approximate_len() <= 5, "a removal goes with what it hides");
 }
