@@ -13,6 +13,14 @@ fn run(command: &mut Command) -> Output {
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().expect("the binary starts")
 }
 
+/// What a process that ended by itself, with `code`, said.
+fn refusal(command: &mut Command, code: i32) -> String {
+    let output = run(command);
+    let said = stderr(&output);
+    assert_eq!(output.status.code(), Some(code), "{}: {said}", output.status);
+    said
+}
+
 fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
@@ -22,9 +30,7 @@ fn a_second_process_on_the_same_data_is_refused_and_the_first_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     let server = Server::start(&data);
-    let second = run(&mut serve(&data));
-    assert!(!second.status.success());
-    let said = stderr(&second);
+    let said = refusal(&mut serve(&data), 1);
     assert!(said.contains("in use by another Reveille") && said.contains(&server.pid().to_string()), "{said}");
     assert_eq!(server.client().get("/readyz").status, 200);
     assert!(server.stop().success());
@@ -59,14 +65,12 @@ fn a_flag_that_is_wrong_is_named_and_nothing_is_made() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     for (flag, value) in [("--listen", "everywhere"), ("--in-flight-max", "many"), ("--colour", "blue")] {
-        let output = run(serve(&data).args([flag, value]));
-        assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-        assert!(stderr(&output).contains(flag), "{}", stderr(&output));
+        let said = refusal(serve(&data).args([flag, value]), 2);
+        assert!(said.contains(flag), "{said}");
     }
     assert!(!data.exists());
-    let output = run(&mut Command::new(BINARY));
-    assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("serve"), "{}", stderr(&output));
+    let said = refusal(&mut Command::new(BINARY), 2);
+    assert!(said.contains("serve"), "{said}");
 }
 
 #[test]
@@ -77,13 +81,11 @@ fn a_port_in_use_and_a_folder_that_is_a_file_are_refused_with_the_next_step() {
     let other = folder.path().join("other");
     let mut command = Command::new(BINARY);
     command.args(["serve", "--no-receiver", "--listen", &server.address.to_string(), "--data"]).arg(&other);
-    let output = run(&mut command);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains(&format!("{} is taken", server.address)), "{}", stderr(&output));
+    let said = refusal(&mut command, 1);
+    assert!(said.contains(&format!("{} is taken", server.address)), "{said}");
 
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let output = run(&mut serve(&file));
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains(&file.display().to_string()), "{}", stderr(&output));
+    let said = refusal(&mut serve(&file), 1);
+    assert!(said.contains(&file.display().to_string()), "{said}");
 }
