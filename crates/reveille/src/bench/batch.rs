@@ -149,11 +149,18 @@ struct Filled {
 struct Progress {
     path: PathBuf,
     before: u64,
+    /// The highest count written; held while it is, because batches end on several connections at once.
+    written: Mutex<u64>,
 }
 
 impl Progress {
     /// What is lost of this by a kill is created once more, so that a folder has at least what was asked for.
     fn reach(&self, acknowledged: u64) {
+        let mut highest = self.written.lock().expect("no holder of this lock panics");
+        if acknowledged <= *highest {
+            return;
+        }
+        *highest = acknowledged;
         let filled = Filled { count: self.before + acknowledged };
         let written = serde_json::to_string(&filled).map_err(anyhow::Error::from).and_then(|text| {
             let draft = self.path.with_extension("draft");
@@ -196,7 +203,7 @@ pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, coun
         named: false,
         acknowledged: AtomicU64::new(0),
         incarnations: Mutex::default(),
-        progress: Some(Progress { path, before: before.count }),
+        progress: Some(Progress { path, before: before.count, written: Mutex::new(0) }),
     });
     let outcome = send(runtime, server, &batches, CONNECTIONS).await?;
     let taken = batches.acknowledged.load(Ordering::Relaxed);
@@ -253,5 +260,17 @@ mod tests {
              {{\"line\":2,\"status\":409,\"problem\":{{\"id\":\"{id}\"}}}}\n"
         );
         assert_eq!(acknowledged(body.as_bytes()), [taken]);
+    }
+
+    #[test]
+    fn the_progress_of_a_fill_never_goes_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("filled.json");
+        let progress = Progress { path: path.clone(), before: 100, written: Mutex::new(0) };
+        for (acknowledged, kept) in [(10, 110), (30, 130), (20, 130)] {
+            progress.reach(acknowledged);
+            let filled: Filled = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+            assert_eq!(filled.count, kept);
+        }
     }
 }
