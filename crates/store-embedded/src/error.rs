@@ -10,8 +10,6 @@ pub enum OpenError {
     Journal(#[from] journal::OpenError),
     #[error("{what} in {}; nothing was changed: copy the data folder aside, then restore it from a backup", .dir.display())]
     Damaged { dir: PathBuf, what: String },
-    #[error("{} was made by another version of Reveille ({what}); use the program that wrote it", .path.display())]
-    Version { path: PathBuf, what: &'static str },
     #[error("{} holds a store whose index is of another kind; open it with that kind", .dir.display())]
     OtherIndex { dir: PathBuf },
     #[error("store options: {0}")]

@@ -109,7 +109,13 @@ fn start(
         applied: replayed.applied,
         bytes_since_checkpoint: replayed.bytes,
     };
-    task("store apply", Box::pin(applier.run(commits, requests)));
+    // However it ends: what is not applied is not answered, and the store says that it is closed.
+    let close_at_end = shared.closed.clone().drop_guard();
+    let apply = async move {
+        applier.run(commits, requests).await;
+        drop(close_at_end);
+    };
+    task("store apply", Box::pin(apply));
     task("store flush", Box::pin(keep::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
     task("store merge", Box::pin(keep::merge(shared.clone(), flushed_receiver)));
     task("store space", Box::pin(keep::watch_free_space(shared.clone())));

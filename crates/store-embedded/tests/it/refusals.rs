@@ -114,3 +114,41 @@ fn a_checkpoint_with_any_byte_changed_is_refused() {
         }
     });
 }
+
+#[test]
+fn a_damaged_row_is_told_with_its_place_and_the_others_are_served() {
+    on_real(async |runtime| {
+        let dir = tempfile::tempdir().unwrap();
+        let inserts: Vec<Insert> = (0..100).map(an_insert).collect();
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        home.store.insert(inserts.clone()).await.unwrap();
+        home.close().await;
+        let tables = dir.path().join("index/rows/tables");
+        let table = std::fs::read_dir(tables).unwrap().next().unwrap().unwrap().path();
+        let mut bytes = std::fs::read(&table).unwrap();
+        let place = bytes.windows(64).position(|window| window == [b'x'; 64]).unwrap() + 5_000;
+        bytes[place] ^= 4;
+        std::fs::write(&table, bytes).unwrap();
+
+        let home = Home::open(&runtime, dir.path(), small(IndexKind::Lsm)).await;
+        let (mut served, mut told) = (0, 0);
+        for insert in &inserts {
+            match home.store.load(vec![insert.schedule.incarnation]).await {
+                Ok(found) => {
+                    assert_eq!(found, [Some(insert.schedule.clone())]);
+                    served += 1;
+                }
+                Err(StoreError::Damaged(what)) => {
+                    let number = format!("rows {:032x}", insert.schedule.incarnation.0);
+                    assert!(what.contains(&number), "{what}");
+                    told += 1;
+                }
+                Err(other) => panic!("{other}"),
+            }
+        }
+        // A block holds a few rows.
+        assert!((1..20).contains(&told) && served + told == 100, "{told} of {served} were told");
+        assert_eq!(home.store.verify().await.unwrap().damages.len(), 2, "the file, and the scan of its rows");
+        home.close().await;
+    });
+}
