@@ -397,8 +397,11 @@ impl Window {
             if poller.closing {
                 continue;
             }
-            let first = [poller.open.keys().next(), poller.resolved.keys().next()].into_iter().flatten().min();
-            let has_news = first.is_some_and(|first| *first <= last && bucket_end(last) > poller.checked);
+            // Nothing that lies before `checked` asks for another second read.
+            let unchecked = bucket(poller.checked) + 1..=last;
+            let has_news = unchecked.start() <= unchecked.end()
+                && (poller.open.range(unchecked.clone()).next().is_some()
+                    || poller.resolved.range(unchecked).next().is_some());
             let closed = if has_news { poller.closed.max(bucket_end(last)) } else { poller.closed };
             let done = poller.done_candidate();
             // A second read that failed is made again, whatever else there is.

@@ -143,8 +143,11 @@ fn done_never_passes_an_open_key_and_follows_once_it_is_resolved() {
     bench.window.resolve(expired[1]);
     let first = bench.close(2_000).unwrap();
     assert!(first.closed >= at(700), "closed goes on");
+    assert!(first.done < at(300), "done waits for the open key");
     let second = bench.close(3_000).unwrap();
-    assert!(second.done < at(300), "done waits for the open key");
+    assert_eq!(second.closed, first.closed, "nothing is closed and read again for its sake");
+    assert!(second.done < at(300));
+    assert_eq!(bench.close(3_500), None);
     bench.window.resolve(expired[0]);
     let last = bench.close(4_000).unwrap();
     assert!(last.done >= at(700));

@@ -220,6 +220,8 @@ impl<'a> Case<'a> {
         }
         let Some(ask) = self.ask(&occurrence) else { return };
         let superseded_at = ask.revisions.get(&occurrence.revision).and_then(|asked| asked.superseded_at);
+        // What a person has run again goes by the schedule as it is, whatever it was planned under.
+        let superseded_at = superseded_at.filter(|_| occurrence.replay == 0);
         if let Some(answered_at) = superseded_at.filter(|answered_at| *answered_at < began_at) {
             found.push(Violation::OldRevision { occurrence, began_at, answered_at });
         }
