@@ -83,6 +83,8 @@ struct Poller {
     next: Option<Timestamp>,
     /// The end of the read ahead that is under way.
     reading: Option<Timestamp>,
+    /// The first row beyond the read under way that arrived meanwhile, and is perhaps not seen by it.
+    arrived: Option<Timestamp>,
     /// A row at or before `read_to` for which there was no room when it arrived.
     missed: Option<Timestamp>,
     closed: Timestamp,
@@ -147,6 +149,7 @@ impl Window {
             read_to: DueBound::Instant(positions.done),
             next: Some(positions.done),
             reading: None,
+            arrived: None,
             missed: None,
             closed: positions.closed,
             closing: false,
@@ -202,6 +205,7 @@ impl Window {
                 continue;
             }
             poller.reading = Some(until);
+            poller.arrived = None;
             let limit = room.min(PAGE_KEYS);
             room -= limit;
             reads.push((index, DueRead { poller: poller.id, after: poller.read_to, until, limit }));
@@ -243,9 +247,7 @@ impl Window {
                 if instant_of(read_to) >= instant_of(poller.read_to) {
                     poller.read_to = read_to;
                 }
-                // A row that arrived while this read was under way is perhaps not in it.
-                let arrived = poller.next.filter(|next| *next > read.until);
-                poller.next = [page.next, arrived].into_iter().flatten().min();
+                poller.next = [page.next, poller.arrived.take()].into_iter().flatten().min();
                 None
             }
             ReadKind::Check if complete => {
@@ -267,7 +269,11 @@ impl Window {
         let position = arrival.key.position;
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
         if position > read_to {
-            poller.next = Some(poller.next.map_or(position, |next| next.min(position)));
+            let earliest = |known: Option<Timestamp>| Some(known.map_or(position, |known| known.min(position)));
+            poller.next = earliest(poller.next);
+            if poller.reading.is_some() {
+                poller.arrived = earliest(poller.arrived);
+            }
         } else if position <= poller.checked {
             // The second read had it, or its creator writes it again, later.
         } else if full {

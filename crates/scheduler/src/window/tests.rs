@@ -167,6 +167,19 @@ fn a_row_that_arrives_while_a_read_is_under_way_is_not_lost() {
 }
 
 #[test]
+fn a_row_beyond_a_read_that_is_under_way_is_read_in_its_turn() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 100));
+    let (index, read) = bench.window.plan_reads(at(0))[0];
+    let page = bench.rows.page(read);
+    bench.arrive(key(2, 5_000)); // After the page was made, and beyond its end.
+    bench.window.read(index, ReadKind::Ahead, read, &page);
+    bench.read_ahead(4_000);
+    let expired = bench.expire(5_000);
+    assert_eq!(bench.numbers(&expired), [1, 2]);
+}
+
+#[test]
 fn a_retry_is_news_and_its_first_attempt_is_not() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));

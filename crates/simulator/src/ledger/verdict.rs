@@ -332,7 +332,8 @@ impl Ask {
     /// The verdict says nothing about it: it may still be on its way.
     fn is_beyond(&self, occurrence: &Occurrence) -> bool {
         let asked = self.revisions.get(&occurrence.revision);
-        asked.is_some_and(|asked| occurrence.nominal > asked.expected.complete_until)
+        // Of a revision that nobody was told of, nothing is expected.
+        asked.is_none_or(|asked| occurrence.nominal > asked.expected.complete_until)
     }
 
     /// A cancel or change may have stopped this occurrence.
