@@ -53,17 +53,22 @@ impl Service {
         let data = &options.data;
         make_private(data).with_context(|| format!("cannot make the data folder {}", data.display()))?;
         let tasks = TaskSet::new(runtime);
-        let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store).await;
+        let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store.clone()).await;
         let store = Arc::new(opened.map_err(|error| explain_open(error, data))?);
-        let is_new = identity::make_first_tenant(runtime, &*store, data, options.scheduler.pollers).await?;
-        let deliver = HttpDeliver::new(runtime, options.callback).context("cannot start the side that calls back")?;
-        let started = Scheduler::start(runtime, store.clone(), Arc::new(deliver), options.scheduler).await;
-        let scheduler = started.context("cannot take over the schedules")?;
-        let server = Server::bind(runtime.clone(), scheduler.clone(), options.server).await?;
-        let (orders, stopped) = watch::channel(());
-        control::listen(runtime, &tasks, data, store.clone(), stopped);
-        let address = server.local_addr();
-        Ok(Service { address, is_new, server, scheduler, store, tasks, orders })
+        match Front::start(runtime, &store, &options).await {
+            Ok(Front { is_new, server, scheduler }) => {
+                let (orders, stopped) = watch::channel(());
+                control::listen(runtime, &tasks, data, store.clone(), stopped);
+                let address = server.local_addr();
+                Ok(Service { address, is_new, server, scheduler, store, tasks, orders })
+            }
+            Err(error) => {
+                // The store's threads must not be there when the clock that they wait by is gone.
+                store.close().await;
+                tasks.join().await;
+                Err(error)
+            }
+        }
     }
 
     /// Serves until `stop` resolves, then stops in order.
@@ -74,6 +79,31 @@ impl Service {
         drop(self.orders);
         self.store.close().await;
         self.tasks.join().await;
+    }
+}
+
+/// What stands before the store.
+struct Front {
+    is_new: bool,
+    server: Server,
+    scheduler: Scheduler,
+}
+
+impl Front {
+    /// If it fails, nothing of it runs any more.
+    async fn start(runtime: &Runtime, store: &Arc<EmbeddedStore>, options: &Options) -> anyhow::Result<Self> {
+        let Options { data, server, scheduler, callback, .. } = options.clone();
+        let is_new = identity::make_first_tenant(runtime, &**store, &data, scheduler.pollers).await?;
+        let deliver = HttpDeliver::new(runtime, callback).context("cannot start the side that calls back")?;
+        let started = Scheduler::start(runtime, store.clone(), Arc::new(deliver), scheduler).await;
+        let scheduler = started.context("cannot take over the schedules")?;
+        match Server::bind(runtime.clone(), scheduler.clone(), server).await {
+            Ok(server) => Ok(Front { is_new, server, scheduler }),
+            Err(error) => {
+                scheduler.stop().await;
+                Err(error.into())
+            }
+        }
     }
 }
 
