@@ -78,7 +78,6 @@ impl World for RealWorld {
     }
 }
 
-
 fn spawn_shared(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxFuture<'static, ()>) -> TaskHandle {
     let task = tokio.spawn(future);
     let abort = task.abort_handle();

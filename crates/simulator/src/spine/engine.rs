@@ -156,7 +156,9 @@ impl Engine {
         let options = match self.kind {
             EngineKind::Weak => MemoryOptions {
                 // On a slow one, a stretch may be closed between two steps of a creator.
-                latency: Some(Duration::ZERO..=Duration::from_millis(if self.sim.seed() % 2 == 0 { 300 } else { 5 })),
+                latency: Some(
+                    Duration::ZERO..=Duration::from_millis(if self.sim.seed().is_multiple_of(2) { 300 } else { 5 }),
+                ),
                 fail_one_in: Some(100),
                 ..MemoryOptions::weak()
             },
