@@ -1,5 +1,6 @@
 //! This machine.
 
+use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -57,7 +58,7 @@ impl World for RealWorld {
     }
 
     fn random(&self) -> u64 {
-        getrandom::u64().expect("the kernel's random source is always there once Linux has booted")
+        RANDOM.with_borrow_mut(Buffered::next)
     }
 
     fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle {
@@ -110,6 +111,32 @@ fn spawn_thread(tokio: &tokio::runtime::Handle, name: &'static str, future: BoxF
     };
     std::thread::Builder::new().name(name.to_owned()).spawn(body).expect("the machine has a thread left");
     TaskHandle { end: Box::pin(end.map(|end| end.unwrap_or(TaskEnd::Aborted))), abort: Box::new(|| {}) }
+}
+
+/// The kernel's randomness, some of it ahead: one system call for many numbers.
+struct Buffered {
+    numbers: [u64; 64],
+    left: usize,
+}
+
+impl Buffered {
+    fn next(&mut self) -> u64 {
+        if self.left == 0 {
+            let mut bytes = [0; 512];
+            getrandom::fill(&mut bytes).expect("the kernel's random source is always there once Linux has booted");
+            for (number, bytes) in self.numbers.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                *number = u64::from_ne_bytes(*bytes);
+            }
+            self.left = self.numbers.len();
+        }
+        self.left -= 1;
+        // Handed out once, and not left in memory.
+        std::mem::take(&mut self.numbers[self.left])
+    }
+}
+
+thread_local! {
+    static RANDOM: RefCell<Buffered> = const { RefCell::new(Buffered { numbers: [0; 64], left: 0 }) };
 }
 
 struct RealDisk;

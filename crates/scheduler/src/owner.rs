@@ -205,6 +205,11 @@ impl Owner {
     async fn fire(&mut self, now: Timestamp) {
         let mut expired = std::mem::take(&mut self.expired);
         self.window.expire(now, &mut expired);
+        // Schedules made together lie together in the store: what is due together is read in the order of its making.
+        expired.sort_by_cached_key(|entry| {
+            let key = self.window.entry(*entry).key;
+            (key.position, key.occurrence.incarnation)
+        });
         for entry in expired.drain(..) {
             let position = self.window.entry(entry).key.position;
             if !self.dispatch.push(self.lane(entry), entry, position) {

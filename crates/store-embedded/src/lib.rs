@@ -36,8 +36,8 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use journal::{AppendError, Journal};
 use store::{
-    Arrival, Cursor, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed, Positions, Store,
-    StoreError, Tenant, WriteRefusal, Written,
+    Arrival, Change, Cursor, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed, Positions,
+    Store, StoreError, Tenant, WriteRefusal, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -339,6 +339,10 @@ impl Store for EmbeddedStore {
 
     fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRefusal>>> {
         Box::pin(async move {
+            // A put carries a user's payload, whoever writes it.
+            if writes.iter().any(|write| matches!(write.change, Change::Put(_))) {
+                self.check_user().await?;
+            }
             let mut entries = self.builder(Kind::Write);
             writes.iter().for_each(|write| entries.write(write));
             Ok(join!(self.submit(entries).await?, Written))

@@ -225,7 +225,8 @@ pub enum Change {
     Run { run: Run, then: Option<DueKey>, ends: bool },
     /// A recurring schedule goes on: `due`'s instant becomes the schedule's `next`, then `due` is written: so no row is
     /// ahead of its schedule, and whoever finds one behind `next` writes the row of `next` again. Answered
-    /// [`Written::Done`] without effect if the revision is another or the schedule is not active.
+    /// [`Written::Done`] without effect if the revision is another, the schedule is not active, or its `next` is later: it
+    /// never goes back, whoever comes late.
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
     /// A recurring schedule or one-shot has no further occurrence: an active schedule becomes [`Status::Ended`], its
     /// revision kept, without `next`. Answered [`Written::Done`] without effect if the revision is another.

@@ -107,3 +107,11 @@ fn files_keep_what_was_written_and_names_and_locks_are_exclusive() {
         assert_eq!(disk.open(&moved, OpenMode::ReadWrite).await.err().unwrap().kind(), ErrorKind::NotFound);
     });
 }
+
+#[test]
+fn random_numbers_do_not_repeat() {
+    on_tokio(async |runtime| {
+        let numbers: std::collections::BTreeSet<u64> = (0..1_000).map(|_| runtime.random()).collect();
+        assert_eq!(numbers.len(), 1_000);
+    });
+}

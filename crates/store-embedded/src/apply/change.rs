@@ -141,7 +141,8 @@ impl Machine {
         let Some(Known { mut changed, .. }) = self.rows.known(incarnation, at)? else {
             return refused(WriteRefusal::NotFound);
         };
-        if is_live_at(&changed, revision) {
+        let is_behind = changed.state.next.is_some_and(|next| due.occurrence.nominal < next);
+        if is_live_at(&changed, revision) && !is_behind {
             self.write_due(at, poller, due);
             changed.state.next = Some(due.occurrence.nominal);
             self.write_changed(at, incarnation, &changed);

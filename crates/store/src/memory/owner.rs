@@ -180,7 +180,9 @@ impl MemoryStore {
         assert_eq!((replay, due.attempt), (0, 1), "a schedule goes on with a first attempt");
         let goes_on = self
             .try_step(call, owner, |model| {
-                let goes_on = model.check_owned(owner.poller, incarnation)?.is_live_at(revision);
+                let schedule = model.check_owned(owner.poller, incarnation)?;
+                let is_behind = schedule.next.is_some_and(|next| nominal < next);
+                let goes_on = schedule.is_live_at(revision) && !is_behind;
                 if goes_on {
                     model.advance_schedule(incarnation, revision, nominal);
                 }
