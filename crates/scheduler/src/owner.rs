@@ -4,7 +4,7 @@
 //! attempt runs in a task that reports with an [`Event`]. A turn of the loop looks at the clock once and does all that
 //! is due. What it knows can be rebuilt from the store at any time, which is what happens if it panics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ const EVENTS_PER_TURN: usize = 64;
 /// Keys that one period defers because they waited too long.
 const OVERDUE_PER_PERIOD: usize = 8_192;
 
+/// Deferrals that are written at a time: so long does an outcome wait behind them at most.
+const DEFERRING_MAX: usize = 1_024;
 /// How long a retry waits that has its turn before the attempt ahead of it has ended.
 const ATTEMPT_WAIT: Duration = Duration::from_millis(50);
 
@@ -104,6 +106,9 @@ pub(crate) struct Owner {
     reads_wanted: bool,
     /// Keys from their start until they are settled.
     unsettled: usize,
+    /// Keys to write again at a later position, and how many of them are being written.
+    to_defer: VecDeque<EntryId>,
+    deferring: usize,
     next_period: Monotonic,
     expired: Vec<EntryId>,
 }
@@ -135,6 +140,8 @@ impl Owner {
             arrivals_under_way: false,
             reads_wanted: true,
             unsettled: 0,
+            to_defer: VecDeque::new(),
+            deferring: 0,
             next_period: monotonic,
             expired: Vec::new(),
             context,
@@ -151,7 +158,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(event) = self.events.recv() => self.take_events(event).await,
+                Some(event) = self.events.recv() => self.take_events(event),
                 () = self.nudge.notified() => self.arrivals_wanted = true,
                 () = runtime.sleep_until(wake) => {}
             }
@@ -159,11 +166,11 @@ impl Owner {
         self.drain().await;
     }
 
-    async fn take_events(&mut self, first: Event) {
-        self.on_event(first).await;
+    fn take_events(&mut self, first: Event) {
+        self.on_event(first);
         for _ in 1..EVENTS_PER_TURN {
             let Ok(event) = self.events.try_recv() else { return };
-            self.on_event(event).await;
+            self.on_event(event);
         }
     }
 
@@ -171,14 +178,16 @@ impl Owner {
     async fn turn(&mut self) {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
-        self.fire(now).await;
+        self.fire(now);
+        self.defer(now);
         if monotonic >= self.next_period {
             self.next_period = monotonic + self.options.period;
             self.arrivals_wanted = true;
             self.reads_wanted = true;
             let steady = self.steady.at(now, monotonic);
             self.close(steady).await;
-            self.defer_overdue(now).await;
+            let overdue = self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD);
+            self.to_defer.extend(overdue);
             self.show(now);
         }
         if self.arrivals_wanted && !self.arrivals_under_way {
@@ -202,7 +211,7 @@ impl Owner {
     }
 
     /// Moves what is due into the lanes, and starts what has a turn.
-    async fn fire(&mut self, now: Timestamp) {
+    fn fire(&mut self, now: Timestamp) {
         let mut expired = std::mem::take(&mut self.expired);
         self.window.expire(now, &mut expired);
         // Schedules made together lie together in the store: what is due together is read in the order of its making.
@@ -213,7 +222,7 @@ impl Owner {
         for entry in expired.drain(..) {
             let position = self.window.entry(entry).key.position;
             if !self.dispatch.push(self.lane(entry), entry, position) {
-                self.defer(entry, now).await;
+                self.to_defer.push_back(entry);
             }
         }
         self.expired = expired;
@@ -262,20 +271,22 @@ impl Owner {
         (self.window.poller(held.poller).0.tenant, held.key.target)
     }
 
-    async fn defer(&mut self, entry: EntryId, now: Timestamp) {
-        let lane = self.lane(entry);
-        let held = self.window.entry(entry);
-        let (poller, term) = self.window.poller(held.poller);
-        let mut key = held.key;
-        key.position = self.dispatch.defer_to(lane, now).max(key.position + Duration::from_millis(1));
-        let write = OwnerWrite { term, poller, change: Change::Defer(key) };
-        self.context.metrics.deferred.inc();
-        self.book(Booking { write, then: Then::Deferred(entry) }).await;
-    }
-
-    async fn defer_overdue(&mut self, now: Timestamp) {
-        for entry in self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD) {
-            self.defer(entry, now).await;
+    /// Books a part of what is to be deferred: never so much that an outcome of another target waits long behind it, and
+    /// never waiting itself.
+    fn defer(&mut self, now: Timestamp) {
+        while self.deferring < DEFERRING_MAX {
+            let Some(entry) = self.to_defer.front().copied() else { return };
+            let Ok(permit) = self.context.bookings.try_reserve() else { return };
+            self.to_defer.pop_front();
+            let lane = self.lane(entry);
+            let held = self.window.entry(entry);
+            let (poller, term) = self.window.poller(held.poller);
+            let mut key = held.key;
+            key.position = self.dispatch.defer_to(lane, now).max(key.position + Duration::from_millis(1));
+            let write = OwnerWrite { term, poller, change: Change::Defer(key) };
+            self.context.metrics.deferred.inc();
+            self.deferring += 1;
+            permit.send(Booking { write, then: Then::Deferred(entry) });
         }
     }
 
@@ -300,27 +311,12 @@ impl Owner {
                     permit.expect("the bookkeeper lives as long as its owner").send(booking);
                     return;
                 }
-                Some(event) = self.events.recv() => self.on_event_while_booking(event),
+                Some(event) = self.events.recv() => self.on_event(event),
             }
         }
     }
 
-    async fn on_event(&mut self, event: Event) {
-        match event {
-            Event::Ended(ended) => {
-                let now = self.context.runtime.now();
-                for ended in ended {
-                    if self.on_ended(ended, now) {
-                        self.defer(ended.entry, now).await;
-                    }
-                }
-            }
-            event => self.on_event_while_booking(event),
-        }
-    }
-
-    /// Everything that books nothing itself.
-    fn on_event_while_booking(&mut self, event: Event) {
+    fn on_event(&mut self, event: Event) {
         match event {
             Event::Read(done) => self.on_read(done),
             Event::Arrivals(arrivals) => self.on_arrivals(arrivals),
@@ -329,20 +325,16 @@ impl Owner {
             Event::Ended(ended) => {
                 let now = self.context.runtime.now();
                 for ended in ended {
-                    if self.on_ended(ended, now) {
-                        // The next period tries it again.
-                        self.window.wait_again(ended.entry, now + self.options.period);
-                    }
+                    self.on_ended(ended, now);
                 }
             }
         }
     }
 
-    /// `true` if the key is to be deferred.
-    fn on_ended(&mut self, ended: Ended, now: Timestamp) -> bool {
+    fn on_ended(&mut self, ended: Ended, now: Timestamp) {
         self.dispatch.ended(ended.lane, now);
         if ended.how == HowEnded::Booking {
-            return false;
+            return;
         }
         let key = self.window.entry(ended.entry).key;
         self.unsettled -= 1;
@@ -352,17 +344,10 @@ impl Owner {
             HowEnded::Dropped => {
                 self.context.metrics.dropped.inc();
                 self.window.resolve(ended.entry);
-                false
             }
-            HowEnded::NotYet => {
-                self.window.wait_again(ended.entry, key.position);
-                false
-            }
-            HowEnded::Unborn => {
-                self.window.wait_again(ended.entry, now + self.options.period);
-                false
-            }
-            HowEnded::Unreadable => true,
+            HowEnded::NotYet => self.window.wait_again(ended.entry, key.position),
+            HowEnded::Unborn => self.window.wait_again(ended.entry, now + self.options.period),
+            HowEnded::Unreadable => self.to_defer.push_back(ended.entry),
         }
     }
 
@@ -379,10 +364,13 @@ impl Owner {
                     self.unsettled -= 1;
                     self.window.resolve(entry);
                 }
-                Then::Deferred(entry) => match booked.row {
-                    Some(row) => self.window.deferred(entry, row.key.position),
-                    None => self.window.resolve(entry),
-                },
+                Then::Deferred(entry) => {
+                    self.deferring -= 1;
+                    match booked.row {
+                        Some(row) => self.window.deferred(entry, row.key.position),
+                        None => self.window.resolve(entry),
+                    }
+                }
                 Then::Positions(index) => {
                     if let Some(read) = self.window.positions_written(index, booked.positions) {
                         self.read(vec![(index, ReadKind::Check, read)]);
@@ -467,7 +455,7 @@ impl Owner {
         while self.unsettled > 0 && runtime.monotonic() < deadline {
             tokio::select! {
                 biased;
-                Some(event) = self.events.recv() => self.on_event_while_booking(event),
+                Some(event) = self.events.recv() => self.on_event(event),
                 () = runtime.sleep_until(deadline) => {}
             }
         }

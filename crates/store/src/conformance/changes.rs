@@ -262,6 +262,9 @@ pub(super) async fn an_advance_moves_a_live_schedule_only(subject: &dyn Subject)
         assert_eq!(scene.all_due(owner.poller).await, [first, second]);
     }
 
+    owner.write(advance(&schedule, first)).await; // By an owner that comes late.
+    assert_eq!(scene.now(&schedule).await.next, Some(minute(2)), "it never goes back");
+
     let replaced = put_over(owner, &scene.now(&schedule).await.clone(), minute(3)).await;
     let third = due_of(&replaced, minute(3));
     owner.write(advance(&schedule, due_of(&schedule, minute(4)))).await;
