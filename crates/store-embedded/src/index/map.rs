@@ -46,6 +46,9 @@ impl MapIndex {
                 let damaged = |reason: String| damaged(family, reason);
                 let body = file::open_envelope(&bytes).map_err(|error| damaged(error.to_string()))?;
                 state.families[family as usize] = decode(body).map_err(|error| damaged(error.to_string()))?;
+            } else {
+                // Written out at the first flush even if it has no rows: an empty index is not a missing one.
+                state.sealed[family as usize] = Some(Sequence::new(0, 0));
             }
         }
         Ok(MapIndex { runtime: runtime.clone(), dir: dir.to_owned(), state: Mutex::new(state) })
@@ -209,7 +212,7 @@ impl Index for MapIndex {
 
     fn seal(&self, family: Family) {
         let mut state = self.state();
-        state.sealed[family as usize] = state.newest;
+        state.sealed[family as usize] = state.newest.or(state.sealed[family as usize]);
         state.unsealed_bytes[family as usize] = 0;
     }
 

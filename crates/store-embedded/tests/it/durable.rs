@@ -59,3 +59,19 @@ async fn restarts(runtime: &Runtime, options: Options) {
         home.close().await;
     }
 }
+
+#[test]
+fn a_store_that_has_entries_and_no_rows_opens_again() {
+    let sim = simulator::Simulation::new(1);
+    sim.run_until(async {
+        let runtime = sim.member("a");
+        let dir = std::path::Path::new("/data");
+        for _ in 0..3 {
+            let home = Home::open(&runtime, dir, small(IndexKind::Map)).await;
+            let nobody = store::Mark { tenant: TENANT, id: domain::ScheduleId::new("nobody").unwrap() };
+            let marked = store::Store::mark(&*home.store, vec![nobody]).await.unwrap();
+            assert!(marked[0].before.is_none());
+            home.close().await;
+        }
+    });
+}
