@@ -31,7 +31,7 @@ fn main() -> std::process::ExitCode {
         std::panic::set_hook(Box::new(|_| {}));
     }
     let order = Order { scenario, seed, seeds, first_seed, trace };
-    match spine::suite().run(&order, |name, coverage| println!("{name}: {coverage:?}")) {
+    match spine::suite().run(&order, |name, coverage| println!("{name}: {coverage}")) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
