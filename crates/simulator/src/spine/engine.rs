@@ -140,7 +140,7 @@ impl Engine {
                 None => Arc::new(open_embedded(&sim, &disk_world, &tasks).await?),
             };
             if let Some(mutant) = mutant {
-                store = Arc::new(Mutated { store, mutant, memory: mutant_memory });
+                store = Arc::new(Mutated { store, mutant, runtime: runtime.clone(), memory: mutant_memory });
             }
             if store.tenants().await.ok()?.is_empty() {
                 store.put_tenant(tenant()).await.ok()?;

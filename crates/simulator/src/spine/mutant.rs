@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
@@ -29,10 +30,13 @@ pub enum Mutant {
     IgnoresTheRevision,
 }
 
+const ARRIVALS_LATE: Duration = Duration::from_millis(1_500);
+
 /// A store with a bug in front of it.
 pub(super) struct Mutated {
     pub(super) store: Arc<dyn Store>,
     pub(super) mutant: Mutant,
+    pub(super) runtime: Runtime,
     pub(super) memory: Arc<Mutex<Memory>>,
 }
 
@@ -138,7 +142,13 @@ impl Store for Mutated {
     }
 
     fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)> {
-        self.store.arrivals(shards, cursor, limit)
+        Box::pin(async move {
+            if self.mutant == Mutant::SkipsTheSecondRead {
+                // Arrivals may be told late: it is the second read that finds what they do not tell in time.
+                self.runtime.sleep(ARRIVALS_LATE).await;
+            }
+            self.store.arrivals(shards, cursor, limit).await
+        })
     }
 
     fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
@@ -174,9 +184,9 @@ impl Store for Mutated {
                 for write in &mut writes {
                     if let Change::Put(Insert { due, .. }) | Change::Redrive { due, .. } = &mut write.change {
                         let closed = self.store.closed(vec![write.poller]).await?;
-                        due.position = closed.into_iter().fold(due.position, |position, closed| {
-                            position.max(closed + std::time::Duration::from_millis(1))
-                        });
+                        due.position = closed
+                            .into_iter()
+                            .fold(due.position, |position, closed| position.max(closed + Duration::from_millis(1)));
                     }
                 }
             }

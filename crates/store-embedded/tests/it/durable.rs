@@ -69,7 +69,7 @@ fn a_store_that_has_entries_and_no_rows_opens_again() {
         for _ in 0..3 {
             let home = Home::open(&runtime, dir, small(IndexKind::Map)).await;
             let nobody = store::Mark { tenant: TENANT, id: domain::ScheduleId::new("nobody").unwrap() };
-            let marked = store::Store::mark(&*home.store, vec![nobody]).await.unwrap();
+            let marked = home.store.mark(vec![nobody]).await.unwrap();
             assert!(marked[0].before.is_none());
             home.close().await;
         }
