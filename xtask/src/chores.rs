@@ -41,8 +41,9 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
 
 /// A package, and what the names of its fuzz tests have in common. Most are property tests: each run of them draws new
 /// cases. The journal's takes seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round goes further.
-const FUZZED: [(&str, &str); 5] = [
+const FUZZED: [(&str, &str); 6] = [
     ("domain", "any_text"),
+    ("domain", "what_is_found_good"),
     ("server", "as_the_wire_types_do"),
     ("journal", "no_bytes"),
     ("journal", "whatever_happened_to_its_files"),

@@ -228,7 +228,8 @@ proptest! {
         let found = fields(&spec);
         if !found.contains(&Field::Url) {
             let uri: Uri = url.parse().expect("it is a URL");
-            prop_assert!(uri.host().is_some_and(|host| !host.is_empty()) && !url.contains(['@', '#', ' ']));
+            prop_assert!(uri.host().is_some_and(|host| !host.is_empty()) && !url.contains(['#', ' ']));
+            prop_assert!(uri.authority().is_some_and(|authority| !authority.as_str().contains('@')));
             prop_assert!(uri.port().is_none_or(|port| port.as_u16() > 0));
         }
         if !found.contains(&Field::Method) {
