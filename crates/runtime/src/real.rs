@@ -244,6 +244,8 @@ fn allocate(file: &File, len: u64) -> io::Result<()> {
     while at < len {
         let chunk = usize::try_from(len - at).map_or(CHUNK, |left| left.min(CHUNK));
         file.write_all_at(&zeros[..chunk], at)?;
+        // Each for itself: another file's sync would stand behind all that goes to the disk at once.
+        file.sync_data()?;
         at += chunk as u64;
     }
     file.sync_all()

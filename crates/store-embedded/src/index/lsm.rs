@@ -8,23 +8,25 @@
 
 mod files;
 mod retired;
+mod trickle;
 mod versions;
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, ready};
-use lsm_tree::compaction::Leveled;
+use lsm_tree::compaction::{Factory, Leveled};
 use lsm_tree::config::{BlockSizePolicy, FilterPolicy, PinningPolicy};
 use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, Memtable, SequenceNumberCounter};
 
 pub(crate) use self::files::copy_tree;
 use self::retired::{Retired, RetiredFactory};
+use self::trickle::{Trickle, Trickling};
 use self::versions::VersionsFactory;
 use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
 use crate::options::Options;
@@ -43,6 +45,8 @@ struct Tree {
     dir: PathBuf,
     tree: AnyTree,
     strategy: Arc<Leveled>,
+    /// Flushing or merging falls behind.
+    hurry: Arc<AtomicBool>,
     /// Numbers the tree's manifests.
     manifests: SequenceNumberCounter,
     /// Sealed and not yet flushed, the oldest first.
@@ -52,6 +56,10 @@ struct Tree {
 /// Below every row's sequence. The library numbers its manifests and rows alike, and forgets manifests, and versions of
 /// rows, below what it is given: so manifests are numbered below this, and it forgets no row (see [`versions`]).
 const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
+
+/// Parts of one tree that wait to be flushed, or to be merged, above which neither pauses any more.
+const SEALED_HURRY: usize = 2;
+const UNMERGED_HURRY: usize = 10;
 
 /// Files kept open; a tree of 10,000,000 rows has about 200.
 const OPEN_FILES_MAX: usize = 512;
@@ -79,15 +87,17 @@ impl LsmIndex {
         // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
-        let rows = Tree::open(dir, family, rows, manifests, 64 << 20)?;
+        let strategy = Leveled::default().with_table_target_size(64 << 20).with_l0_threshold(16);
+        let rows = Tree::open(dir, family, rows, manifests, None, strategy)?;
         // Only ever scanned.
         let (family, due, manifests) = config(Family::Due);
         let due = due.filter_policy(FilterPolicy::disabled());
-        let due = due.with_compaction_filter_factory(Some(Arc::new(RetiredFactory(retired.clone()))));
-        let due = Tree::open(dir, family, due, manifests, 16 << 20)?;
+        let filter: Arc<dyn Factory> = Arc::new(RetiredFactory(retired.clone()));
+        let strategy = Leveled::default().with_table_target_size(16 << 20);
+        let due = Tree::open(dir, family, due, manifests, Some(filter), strategy.clone())?;
         let (family, points, manifests) = config(Family::Points);
-        let points = points.with_compaction_filter_factory(Some(Arc::new(VersionsFactory(keep_from.clone()))));
-        let points = Tree::open(dir, family, points, manifests, 16 << 20)?;
+        let filter: Arc<dyn Factory> = Arc::new(VersionsFactory(keep_from.clone()));
+        let points = Tree::open(dir, family, points, manifests, Some(filter), strategy)?;
         Ok(LsmIndex { trees: [rows, due, points], retired, keep_from })
     }
 
@@ -121,13 +131,24 @@ impl Tree {
         family: Family,
         config: Config,
         manifests: SequenceNumberCounter,
-        table_bytes: u64,
+        filter: Option<Arc<dyn Factory>>,
+        strategy: Leveled,
     ) -> Result<Self, IndexError> {
         let dir = dir.join(family.name());
         files::check_manifest(family, &dir)?;
+        let hurry = Arc::new(AtomicBool::new(false));
+        let factory = Trickling { tables: files::tables(&dir), factory: filter, hurry: hurry.clone() };
+        let config = config.with_compaction_filter_factory(Some(Arc::new(factory)));
         let tree = config.open().map_err(|error| damage(family, "its manifest or tables", &error))?;
-        let strategy = Arc::new(Leveled::default().with_table_target_size(table_bytes));
-        Ok(Tree { family, dir, tree, strategy, manifests, sealed: Mutex::new(VecDeque::new()) })
+        Ok(Tree {
+            family,
+            dir,
+            tree,
+            strategy: Arc::new(strategy),
+            hurry,
+            manifests,
+            sealed: Mutex::new(VecDeque::new()),
+        })
     }
 
     fn sealed(&self) -> MutexGuard<'_, VecDeque<Arc<Memtable>>> {
@@ -148,7 +169,9 @@ impl Tree {
     fn flush_one(&self, memtable: &Memtable) -> Result<(), IndexError> {
         let failed = |error| damage(self.family, "rows being flushed", &error);
         let _alone = self.tree.get_flush_lock();
-        let Some((tables, _)) = self.tree.flush_to_tables(memtable.iter().map(Ok)).map_err(failed)? else {
+        let mut trickle = Trickle::new(&files::tables(&self.dir), self.hurry.clone());
+        let rows = memtable.iter().inspect(|_| trickle.wrote_a_row()).map(Ok);
+        let Some((tables, _)) = self.tree.flush_to_tables(rows).map_err(failed)? else {
             return Ok(());
         };
         for table in &tables {
@@ -162,10 +185,11 @@ impl Tree {
     /// One step of merging; false if there was nothing to do.
     fn merge_step(&self) -> Result<bool, IndexError> {
         self.manifests.set(0);
-        let before = self.tree.current_version().id();
+        // Held so that merged tables are deleted when this returns, and not by the library under a lock that reads take.
+        let before = self.tree.current_version();
         let merged = self.tree.compact(self.strategy.clone(), MANIFESTS_END);
         merged.map_err(|error| damage(self.family, "rows being merged", &error))?;
-        Ok(self.tree.current_version().id() != before)
+        Ok(self.tree.current_version().id() != before.id())
     }
 
     fn verify(&self, verified: &mut Verified) -> Result<(), IndexError> {
@@ -305,8 +329,10 @@ impl Index for LsmIndex {
     fn pressure(&self) -> Pressure {
         let mut pressure = Pressure::default();
         for tree in &self.trees {
-            pressure.sealed = pressure.sealed.max(tree.sealed().len());
-            pressure.unmerged = pressure.unmerged.max(tree.tree.l0_run_count());
+            let (sealed, unmerged) = (tree.sealed().len(), tree.tree.l0_run_count());
+            tree.hurry.store(sealed > SEALED_HURRY || unmerged > UNMERGED_HURRY, Ordering::Relaxed);
+            pressure.sealed = pressure.sealed.max(sealed);
+            pressure.unmerged = pressure.unmerged.max(unmerged);
         }
         pressure
     }

@@ -17,6 +17,11 @@ const TABLES: &str = "tables";
 /// The manifest's number, its checksum, and the kind of that.
 const CURRENT_LEN: usize = 8 + 16 + 1;
 
+/// Where a tree keeps its tables, each under its number.
+pub(super) fn tables(dir: &Path) -> PathBuf {
+    dir.join(TABLES)
+}
+
 pub(super) fn exists(dir: &Path) -> bool {
     dir.join(CURRENT).exists()
 }

@@ -1,0 +1,111 @@
+//! Tables are written in small steps, with pauses.
+//!
+//! The library writes a table as fast as it can and syncs it once, at its end. Callers wait for the journal, whose syncs
+//! would stand behind tens of megabytes of the table in the disk's queue, and for a core that it would keep for itself.
+//! A lower priority of its thread is no way out: a table is finished under a lock that every read takes.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lsm_tree::compaction::filter::Context;
+use lsm_tree::compaction::{CompactionFilter, Factory, ItemAccessor, Verdict};
+
+/// So much of a table goes to the disk at a time.
+const STEP: u64 = 1 << 20;
+/// How many rows are written between two pauses.
+const ROWS_PER_STEP: u32 = 128;
+/// A pause is as long as the step before it, and at most this.
+const PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// Told of every row that is written to new tables of a tree, by whoever else too.
+pub(super) struct Trickle {
+    tables: PathBuf,
+    /// Tables are numbered, and this number was not taken yet.
+    next: u64,
+    /// Tables that are being written, and how much of each was synced.
+    growing: Vec<(PathBuf, u64)>,
+    rows: u32,
+    step_began: Instant,
+    hurry: Arc<AtomicBool>,
+}
+
+impl Trickle {
+    /// To be made before the first table is. There are no pauses while `hurry` is true.
+    pub(super) fn new(tables: &Path, hurry: Arc<AtomicBool>) -> Self {
+        let number = |entry: fs::DirEntry| entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
+        let numbers = fs::read_dir(tables).into_iter().flatten().filter_map(|entry| number(entry.ok()?));
+        let next = numbers.max().map_or(0, |highest| highest + 1);
+        Trickle { tables: tables.to_owned(), next, growing: Vec::new(), rows: 0, step_began: now(), hurry }
+    }
+
+    pub(super) fn wrote_a_row(&mut self) {
+        self.rows += 1;
+        if self.rows == ROWS_PER_STEP {
+            self.rows = 0;
+            self.sync();
+            if !self.hurry.load(Ordering::Relaxed) {
+                #[expect(clippy::disallowed_methods, reason = "an edge, on a thread of its own")]
+                thread::sleep(self.step_began.elapsed().min(PAUSE_MAX));
+            }
+            self.step_began = now();
+        }
+    }
+
+    /// Errors are left to the library, which syncs each table at its end and is told of them, too.
+    fn sync(&mut self) {
+        loop {
+            let path = self.tables.join(self.next.to_string());
+            if !path.exists() {
+                break;
+            }
+            self.growing.push((path, 0));
+            self.next += 1;
+        }
+        for (path, synced) in &mut self.growing {
+            let len = fs::metadata(&path).map_or(0, |metadata| metadata.len());
+            if len >= *synced + STEP {
+                let _told_to_the_library = File::open(path).and_then(|table| table.sync_data());
+                *synced = len;
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "an edge, and nothing is decided by it")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// A factory whose filters trickle.
+pub(super) struct Trickling {
+    pub(super) tables: PathBuf,
+    pub(super) factory: Option<Arc<dyn Factory>>,
+    pub(super) hurry: Arc<AtomicBool>,
+}
+
+impl Factory for Trickling {
+    fn name(&self) -> &str {
+        self.factory.as_ref().map_or("none", |factory| factory.name())
+    }
+
+    fn make_filter(&self, context: &Context) -> Box<dyn CompactionFilter> {
+        let filter = self.factory.as_ref().map(|factory| factory.make_filter(context));
+        Box::new(TricklingFilter { trickle: Trickle::new(&self.tables, self.hurry.clone()), filter })
+    }
+}
+
+struct TricklingFilter {
+    trickle: Trickle,
+    filter: Option<Box<dyn CompactionFilter>>,
+}
+
+impl CompactionFilter for TricklingFilter {
+    fn filter_item(&mut self, item: ItemAccessor<'_>, context: &Context) -> lsm_tree::Result<Verdict> {
+        self.trickle.wrote_a_row();
+        self.filter.as_mut().map_or(Ok(Verdict::Keep), |filter| filter.filter_item(item, context))
+    }
+}
