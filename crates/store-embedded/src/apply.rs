@@ -34,15 +34,15 @@ pub(crate) enum Answer {
 }
 
 pub(crate) struct Machine {
-    rows: Rows,
+    pub(crate) rows: Rows,
     memory: Arc<Mutex<Memory>>,
     /// Every term minted here is above this.
     term_floor: Term,
 }
 
 impl Machine {
-    pub(crate) fn new(index: Arc<dyn Index>, memory: Arc<Mutex<Memory>>, term_floor: Term) -> Self {
-        Machine { rows: Rows { index }, memory, term_floor }
+    pub(crate) fn new(rows: Rows, memory: Arc<Mutex<Memory>>, term_floor: Term) -> Self {
+        Machine { rows, memory, term_floor }
     }
 
     /// # Errors
@@ -153,6 +153,7 @@ impl Machine {
 
     fn write_changed(&self, at: Sequence, incarnation: Incarnation, changed: &Changed) {
         self.index().put(Family::Points, &key::state(incarnation), &changed.encode(), at);
+        self.rows.states.change(incarnation, *changed);
     }
 
     /// Nobody reads a row where its poller is done, so none is written there.

@@ -1,6 +1,8 @@
-//! What is small enough to be kept in memory whole: positions, terms, tenants, and the arrivals since the start.
+//! What is small enough to be kept in memory whole: positions, terms, tenants, and the arrivals since the start. And the
+//! states of a few schedules.
 
 mod arrivals;
+mod states;
 
 use std::collections::BTreeMap;
 
@@ -8,6 +10,7 @@ use domain::{PollerId, ShardId, TenantId, Term};
 use store::{Positions, Tenant};
 
 pub(crate) use arrivals::Arrivals;
+pub(crate) use states::States;
 
 /// Changed by the thread that applies, read by all.
 #[derive(Debug)]

@@ -101,6 +101,7 @@ fn start(
     let (flushed, flushed_receiver) = watch::channel(0);
     let (seal_requests, requests) = mpsc::channel(1);
     let base = shared.checkpoint.borrow().base;
+    let rows = machine.rows.clone();
     let applier = Applier {
         shared: shared.clone(),
         machine,
@@ -124,7 +125,7 @@ fn start(
         task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));
     }
     EmbeddedStore {
-        rows: Rows { index: shared.index.clone() },
+        rows,
         shared,
         journal,
         memory,
@@ -154,7 +155,7 @@ impl Opening<'_> {
         let from = checkpoint.synced + 1;
         apply::load(&*index, Sequence::new(from, 0), &mut memory).map_err(|error| self.damaged(error))?;
         let memory = Arc::new(Mutex::new(memory));
-        let machine = Machine::new(index.clone(), memory.clone(), Term(checkpoint.epoch << TERM_BITS));
+        let machine = Machine::new(Rows::new(index.clone()), memory.clone(), Term(checkpoint.epoch << TERM_BITS));
         opened.journal.release(from - checkpoint.base);
         let replayed = self.replay(opened, &checkpoint, &machine, &*index).await?;
         Ok(Recovered { checkpoint, index, memory, machine, replayed })

@@ -11,10 +11,12 @@ use store::{DueBound, DuePage, DueRead, StoreError};
 use crate::codec::row::{self, Changed};
 use crate::codec::{Malformed, Take, key, run};
 use crate::index::{Family, Index, IndexError, Sequence};
+use crate::memory::States;
 
 #[derive(Clone)]
 pub(crate) struct Rows {
     pub index: Arc<dyn Index>,
+    pub states: Arc<States>,
 }
 
 /// A schedule that was found, its spec still encoded.
@@ -37,6 +39,10 @@ pub(crate) fn damaged(error: IndexError) -> StoreError {
 }
 
 impl Rows {
+    pub(crate) fn new(index: Arc<dyn Index>) -> Self {
+        Rows { index, states: Arc::default() }
+    }
+
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, StoreError> {
         self.index.get(family, key, before).map_err(damaged)
     }
@@ -60,6 +66,14 @@ impl Rows {
             return Ok(None);
         }
         Ok(Some(Known { incarnation, changed: Changed { state: head.state, row: incarnation }, row }))
+    }
+
+    /// What a schedule is now, before `before`, which no change has come after.
+    pub(crate) fn changed(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Changed>, StoreError> {
+        match self.states.get(incarnation) {
+            Some(changed) => Ok(Some(changed)),
+            None => Ok(self.known(incarnation, before)?.map(|known| known.changed)),
+        }
     }
 
     /// The schedule that has an id now.
@@ -97,8 +111,10 @@ impl Rows {
     }
 
     pub(crate) fn schedule(&self, incarnation: Incarnation) -> Result<Option<Arc<Schedule>>, StoreError> {
-        let known = self.known(incarnation, Sequence::LATEST)?;
-        known.map(|known| self.decode(&known).map(Arc::new)).transpose()
+        let begun = self.states.begin(incarnation);
+        let Some(known) = self.known(incarnation, Sequence::LATEST)? else { return Ok(None) };
+        self.states.remember(begun, incarnation, known.changed);
+        self.decode(&known).map(|schedule| Some(Arc::new(schedule)))
     }
 
     pub(crate) fn named(&self, tenant: TenantId, id: &ScheduleId) -> Result<Option<Arc<Schedule>>, StoreError> {

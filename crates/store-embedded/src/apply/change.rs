@@ -27,9 +27,9 @@ impl Machine {
         }
         match &write.change {
             ChangeItem::Put(insert) => self.put(at, poller, insert),
-            ChangeItem::Cancel(incarnation) => match self.rows.known(*incarnation, at)? {
-                Some(known) if known.changed.state.status != Status::Cancelled => {
-                    self.cancel(at, known.incarnation, known.changed);
+            ChangeItem::Cancel(incarnation) => match self.rows.changed(*incarnation, at)? {
+                Some(changed) if changed.state.status != Status::Cancelled => {
+                    self.cancel(at, *incarnation, changed);
                     DONE
                 }
                 Some(_) | None => refused(WriteRefusal::NotFound),
@@ -38,9 +38,9 @@ impl Machine {
             ChangeItem::Advance { incarnation, revision, due } => {
                 self.advance(at, poller, *incarnation, *revision, due)
             }
-            ChangeItem::End { incarnation, revision } => match self.rows.known(*incarnation, at)? {
-                Some(known) => {
-                    self.end(at, &known, *revision);
+            ChangeItem::End { incarnation, revision } => match self.rows.changed(*incarnation, at)? {
+                Some(changed) => {
+                    self.end(at, *incarnation, changed, *revision);
                     DONE
                 }
                 None => refused(WriteRefusal::NotFound),
@@ -101,7 +101,7 @@ impl Machine {
 
     fn book(&self, at: Sequence, poller: PollerId, run: &RunItem<'_>, then: Option<&DueKey>, ends: bool) -> Outcome {
         let of = &run.occurrence;
-        let Some(known) = self.rows.known(of.incarnation, at)? else {
+        let Some(changed) = self.rows.changed(of.incarnation, at)? else {
             return refused(WriteRefusal::NotFound);
         };
         let run_key = key::run(of);
@@ -116,17 +116,16 @@ impl Machine {
             self.index().put(Family::Points, &key::dead_letter(run.tenant, of), &[], at);
         }
         if ends {
-            self.end(at, &known, of.revision);
+            self.end(at, of.incarnation, changed, of.revision);
         }
         DONE
     }
 
-    fn end(&self, at: Sequence, known: &Known, revision: Revision) {
-        let mut changed = known.changed;
+    fn end(&self, at: Sequence, incarnation: Incarnation, mut changed: Changed, revision: Revision) {
         if is_live_at(&changed, revision) {
             changed.state.status = Status::Ended;
             changed.state.next = None;
-            self.write_changed(at, known.incarnation, &changed);
+            self.write_changed(at, incarnation, &changed);
         }
     }
 
@@ -138,7 +137,7 @@ impl Machine {
         revision: Revision,
         due: &DueKey,
     ) -> Outcome {
-        let Some(Known { mut changed, .. }) = self.rows.known(incarnation, at)? else {
+        let Some(mut changed) = self.rows.changed(incarnation, at)? else {
             return refused(WriteRefusal::NotFound);
         };
         let is_behind = changed.state.next.is_some_and(|next| due.occurrence.nominal < next);
