@@ -2,7 +2,8 @@
 //!
 //! Many callers [`Journal::append`]; one thread writes what has gathered as one record, syncs once for all of them, and
 //! sends a [`Commit`]; the consumer applies it and answers each caller through the ticket that came with its entry.
-//! While one sync runs the next record gathers, so the rate follows the load and not the disk's latency.
+//! While one sync runs the next record gathers, so the rate follows the load and not the disk's latency. Under load it
+//! gathers for a millisecond more, if that costs no rate.
 //!
 //! Entries live in preallocated segments, which are used again once [`Journal::release`] says that nobody needs them.
 //!
@@ -19,6 +20,7 @@
 mod error;
 mod format;
 mod keeper;
+mod linger;
 mod queue;
 mod reader;
 mod recover;

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::Commit;
 use crate::format::{BLOCK, RecordBuffer, record_bytes};
+use crate::linger::Linger;
 use crate::queue::{Batch, Queue};
 use crate::segment::Segment;
 use crate::shared::Shared;
@@ -30,6 +31,7 @@ pub(crate) struct Writer<T> {
     /// The journal itself says that every entry is durable.
     marked: bool,
     buffer: RecordBuffer,
+    linger: Linger,
 }
 
 /// Why the writer stopped.
@@ -47,7 +49,9 @@ impl<T: Send + 'static> Writer<T> {
             (book.held.back().expect("there is always a segment to write to").clone(), book.next)
         };
         let buffer = RecordBuffer::default();
-        Writer { shared, queue, commits, segment: active.segment, offset: active.end_offset, next, marked, buffer }
+        let linger = Linger::new(shared.runtime.monotonic());
+        let (segment, offset) = (active.segment, active.end_offset);
+        Writer { shared, queue, commits, segment, offset, next, marked, buffer, linger }
     }
 
     pub(crate) async fn run(mut self) {
@@ -99,11 +103,16 @@ impl<T: Send + 'static> Writer<T> {
         }
         self.write().await;
         let first_index = self.next;
-        self.next += entries.len() as u64;
+        let count = entries.len();
+        self.next += count as u64;
         self.marked = false;
         self.note_written();
         // A consumer that is gone answers nobody; what is queued will be asked for again.
-        self.commits.send(Commit { first_index, entries }).await.map_err(|_| Stopped)
+        self.commits.send(Commit { first_index, entries }).await.map_err(|_| Stopped)?;
+        if let Some(pause) = self.linger.after_commit(count, self.shared.runtime.monotonic()) {
+            self.shared.runtime.sleep(pause).await;
+        }
+        Ok(())
     }
 
     /// A record without entries. There is room for one: [`Writer::room`] leaves a block for it.
