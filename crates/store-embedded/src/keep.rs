@@ -25,7 +25,7 @@ pub(crate) type Ticket = oneshot::Sender<Result<Answer, StoreError>>;
 const SEALED_WAIT: usize = 4;
 const SEALED_MAX: usize = 8;
 /// Unmerged parts on disk above which users' writes wait: every read looks into each of them.
-const UNMERGED_WAIT: usize = 20;
+const UNMERGED_WAIT: usize = 64;
 const RETRY: Duration = Duration::from_secs(1);
 
 /// What the tasks and the store's callers see of each other.

@@ -58,8 +58,10 @@ struct Tree {
 const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
 
 /// Parts of one tree that wait to be flushed, or to be merged, above which neither pauses any more.
-const SEALED_HURRY: usize = 2;
-const UNMERGED_HURRY: usize = 10;
+const SEALED_HURRY: usize = 1;
+const UNMERGED_HURRY: usize = 2 * ROWS_MERGED as usize;
+/// Schedules' tables that are merged at a time.
+const ROWS_MERGED: u8 = 16;
 
 /// Files kept open; a tree of 10,000,000 rows has about 200.
 const OPEN_FILES_MAX: usize = 512;
@@ -87,7 +89,7 @@ impl LsmIndex {
         // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
-        let strategy = Leveled::default().with_table_target_size(64 << 20).with_l0_threshold(16);
+        let strategy = Leveled::default().with_table_target_size(64 << 20).with_l0_threshold(ROWS_MERGED);
         let rows = Tree::open(dir, family, rows, manifests, None, strategy)?;
         // Only ever scanned.
         let (family, due, manifests) = config(Family::Due);

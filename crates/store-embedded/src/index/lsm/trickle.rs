@@ -34,7 +34,7 @@ pub(super) struct Trickle {
 }
 
 impl Trickle {
-    /// To be made before the first table is. There are no pauses while `hurry` is true.
+    /// To be made before the first table is. It goes as fast as it can while `hurry` is true.
     pub(super) fn new(tables: &Path, hurry: Arc<AtomicBool>) -> Self {
         let number = |entry: fs::DirEntry| entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok());
         let numbers = fs::read_dir(tables).into_iter().flatten().filter_map(|entry| number(entry.ok()?));
@@ -46,8 +46,8 @@ impl Trickle {
         self.rows += 1;
         if self.rows == ROWS_PER_STEP {
             self.rows = 0;
-            self.sync();
             if !self.hurry.load(Ordering::Relaxed) {
+                self.sync();
                 #[expect(clippy::disallowed_methods, reason = "an edge, on a thread of its own")]
                 thread::sleep(self.step_began.elapsed().min(PAUSE_MAX));
             }
