@@ -257,7 +257,9 @@ impl Store for EmbeddedStore {
     }
 
     fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> store::Answer<'_, Vec<Option<Arc<Schedule>>>> {
-        Box::pin(self.read(move |rows| names.iter().map(|(tenant, id)| rows.named(*tenant, id)).collect()))
+        let count = names.len();
+        let get = move |rows: &Rows| names.iter().map(|(tenant, id)| rows.named(*tenant, id)).collect();
+        if count <= PEEK_MAX { self.peek(get) } else { Box::pin(self.read(get)) }
     }
 
     fn load(&self, incarnations: Vec<Incarnation>) -> store::Answer<'_, Vec<Option<Arc<Schedule>>>> {
