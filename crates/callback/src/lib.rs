@@ -40,7 +40,6 @@ use crate::target::{Prepared, Targets};
 pub use connect::RootError;
 pub use headers::trace_id;
 pub use sign::{SIGNATURE_LEN, Signer, sign};
-pub use target::is_reserved;
 
 /// The limits of callbacks. Each has a default that suits most.
 #[derive(Clone, Debug)]

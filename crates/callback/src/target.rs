@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use domain::HttpTarget;
+use domain::validate::is_header_reserved;
 use http::uri::Scheme;
 use http::{HeaderName, HeaderValue, Method, Uri, header};
 
@@ -34,28 +35,6 @@ pub(crate) enum TargetError {
     Method,
     #[error("the target's header number {0} (from 0) cannot be sent")]
     Header(usize),
-}
-
-/// Whether a target's header of this name (in lower case) would be replaced or break the exchange: it is not sent.
-#[must_use]
-pub fn is_reserved(name: &str) -> bool {
-    const NAMES: [&str; 14] = [
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "http2-settings",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "traceparent",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    ];
-    NAMES.contains(&name) || name.starts_with("webhook-") || name.starts_with("reveille-")
 }
 
 pub(crate) struct Targets(Cache<Prepared>);
@@ -136,8 +115,8 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
     let mut headers = Vec::with_capacity(target.headers.len() + 2);
     for (number, (name, value)) in target.headers.iter().enumerate() {
         let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| TargetError::Header(number))?;
-        if is_reserved(name.as_str()) {
-            continue;
+        if is_header_reserved(name.as_str()) {
+            continue; // It was stored before it was reserved.
         }
         // Refuses line ends and other control characters, so one header cannot become two.
         let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| TargetError::Header(number))?;

@@ -44,6 +44,18 @@ fn a_spec_within_all_limits_has_no_violations() {
 }
 
 #[test]
+fn every_header_that_reveille_or_the_connection_sets_is_reserved() {
+    for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
+        let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".to_owned())]);
+        assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
+    }
+    for name in ["authorization", "content-type", "user-agent", "x-webhook-id", "accept"] {
+        let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".to_owned())]);
+        assert_eq!(violations(&spec, &Limits::default(), NOW), [], "{name}");
+    }
+}
+
+#[test]
 fn an_instant_may_be_a_minute_past_and_ten_years_ahead_and_no_more() {
     let Limits { past_max, horizon, .. } = Limits::default();
     let grain = Duration::from_millis(1);
