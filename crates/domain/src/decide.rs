@@ -127,8 +127,8 @@ pub struct Outcome {
     pub ends: bool,
 }
 
-/// `schedule` is what the attempt was made from. `superseded`: it was cancelled or changed since, or for a run that a
-/// person asked for again, cancelled: what succeeds then has succeeded, what fails is not tried again.
+/// `schedule` is what the attempt was made from; whether it was changed since is seen when the retry has its turn. Of one
+/// that was superseded then already, what succeeds has succeeded, and what fails is not tried again.
 /// `retry_after` is what the target asked for, counted from `now`; `random` draws the wait.
 #[must_use]
 pub fn after_attempt(
@@ -136,11 +136,10 @@ pub fn after_attempt(
     key: &DueKey,
     result: &AttemptResult,
     retry_after: Option<Duration>,
-    superseded: bool,
     now: Timestamp,
     random: u64,
 ) -> Outcome {
-    let superseded = superseded || is_superseded(schedule, key.occurrence);
+    let superseded = is_superseded(schedule, key.occurrence);
     let wait = schedule.spec.retry.wait(key.attempt, random, retry_after);
     let state = match wait {
         _ if result.is_success() => RunState::Succeeded,

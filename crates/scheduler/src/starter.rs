@@ -279,10 +279,7 @@ async fn book_attempt(
 ) -> Ended {
     let key = starting.key;
     let runtime = &context.runtime;
-    // Whether the schedule was changed meanwhile is seen when the retry's row has its turn.
-    let superseded = false;
-    let outcome =
-        after_attempt(schedule, &key, &attempt.result, retry_after, superseded, runtime.now(), runtime.random());
+    let outcome = after_attempt(schedule, &key, &attempt.result, retry_after, runtime.now(), runtime.random());
     let result = if attempt.result.is_success() { "success" } else { "failure" };
     context.metrics.callback_attempts.get_or_create(&Outcome { outcome: result }).inc();
     count_outcome(context, outcome.state);

@@ -146,13 +146,13 @@ fn a_stored_expression_that_is_not_understood_waits_and_does_not_end() {
         panic!("nobody knows this day");
     };
     assert_eq!(defer, DueKey { position: after(60) + UNREADABLE_WAIT, ..key });
-    assert!(!after_attempt(&schedule, &key, &SUCCESS, None, false, after(61), 0).ends);
+    assert!(!after_attempt(&schedule, &key, &SUCCESS, None, after(61), 0).ends);
 }
 
 #[test]
 fn a_success_ends_a_one_shot_and_leaves_a_recurring_schedule_alone() {
     for (schedule, ends) in [(once(), true), (every_minute(), false)] {
-        let outcome = after_attempt(&schedule, &first_key(&schedule), &SUCCESS, None, false, after(61), 0);
+        let outcome = after_attempt(&schedule, &first_key(&schedule), &SUCCESS, None, after(61), 0);
         assert_eq!(outcome, Outcome { state: RunState::Succeeded, then: None, ends });
     }
 }
@@ -162,24 +162,25 @@ fn a_failure_is_tried_again_as_the_same_occurrence_until_the_attempts_are_used_u
     let schedule = once();
     let mut key = first_key(&schedule);
     for attempt in 1..5 {
-        let outcome = after_attempt(&schedule, &key, &FAILURE, None, false, key.position, 1 << 63);
+        let outcome = after_attempt(&schedule, &key, &FAILURE, None, key.position, 1 << 63);
         let then = outcome.then.expect("attempts are left");
         assert_eq!((outcome.state, outcome.ends), (RunState::Retrying, false));
         assert_eq!((then.occurrence, then.attempt), (key.occurrence, attempt + 1));
         assert_eq!(then.position, key.position + Duration::from_millis(500 << (attempt - 1)));
         key = then;
     }
-    let last = after_attempt(&schedule, &key, &FAILURE, None, false, after(120), 0);
+    let last = after_attempt(&schedule, &key, &FAILURE, None, after(120), 0);
     assert_eq!(last, Outcome { state: RunState::Failed, then: None, ends: true });
 }
 
 #[test]
-fn an_attempt_in_flight_of_a_changed_schedule_is_the_last_and_ends_nothing() {
-    let schedule = once();
+fn an_attempt_of_a_changed_schedule_is_the_last_and_ends_nothing() {
+    let mut schedule = once();
     let key = first_key(&schedule);
-    let failed = after_attempt(&schedule, &key, &FAILURE, None, true, after(61), 0);
+    schedule.revision = Revision(1);
+    let failed = after_attempt(&schedule, &key, &FAILURE, None, after(61), 0);
     assert_eq!(failed, Outcome { state: RunState::Cancelled, then: None, ends: false });
-    let succeeded = after_attempt(&schedule, &key, &SUCCESS, None, true, after(61), 0);
+    let succeeded = after_attempt(&schedule, &key, &SUCCESS, None, after(61), 0);
     assert_eq!(succeeded, Outcome { state: RunState::Succeeded, then: None, ends: false });
 }
 
@@ -189,7 +190,7 @@ fn an_interval_that_leaves_the_years_that_can_be_named_ends() {
     schedule.updated_at = Timestamp::MAX - Duration::from_secs(90);
     let key = first_key(&schedule);
     assert_eq!(at_start(&schedule, &key, key.position), Start::Fire { advance: None });
-    assert!(after_attempt(&schedule, &key, &SUCCESS, None, false, key.position, 0).ends);
+    assert!(after_attempt(&schedule, &key, &SUCCESS, None, key.position, 0).ends);
 }
 
 proptest! {
@@ -199,7 +200,6 @@ proptest! {
         late_millis in 0_u64..400_000,
         attempt in 1_u16..8,
         status in 100_u16..600,
-        superseded: bool,
         random: u64,
     ) {
         let schedule = schedule(When::Every(Duration::from_millis(interval_millis)));
@@ -214,7 +214,7 @@ proptest! {
             }
             other => return Err(TestCaseError::fail(format!("{other:?}"))),
         };
-        let outcome = after_attempt(&schedule, &key, &AttemptResult::Answered(status), None, superseded, now, random);
+        let outcome = after_attempt(&schedule, &key, &AttemptResult::Answered(status), None, now, random);
         prop_assert_eq!(outcome.then.is_some(), !outcome.state.is_final());
         for row in row.into_iter().chain(outcome.then) {
             prop_assert!(row.position >= now && row.position >= row.occurrence.nominal);
