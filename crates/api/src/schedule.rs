@@ -99,6 +99,9 @@ pub struct ScheduleSummary<'a> {
     pub revision: u32,
     pub created_at: Time,
     pub updated_at: Time,
+    /// An attempt of what a PUT replaced is in flight; no other of it will start. Left out if there is none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub too_late: bool,
 }
 
 /// The answer of `GET /v1/schedules/{id}`.

@@ -27,6 +27,7 @@ pub(crate) fn summary(schedule: &Schedule) -> api::ScheduleSummary<'_> {
         revision: schedule.revision.0,
         created_at: time(schedule.created_at),
         updated_at: time(schedule.updated_at),
+        too_late: false,
     }
 }
 

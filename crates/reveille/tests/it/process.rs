@@ -61,10 +61,43 @@ fn a_polite_stop_waits_for_the_callback_in_flight_and_none_comes_twice() {
 }
 
 #[test]
+fn a_change_made_while_a_callback_is_in_flight_is_told_that_it_is_too_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let receiver = Receiver::start();
+    let server = Server::start(&data);
+    receiver.hold();
+    let due = now_millis() + 100;
+    for id in ["replaced", "cancelled"] {
+        assert_eq!(server.client().create(&one_shot(id, due, &receiver.url(), &json!("x"))).status, 201);
+    }
+    receiver.wait(|hits| hits.len() == 2);
+    let later = one_shot("replaced", due + 3_600_000, &receiver.url(), &json!("y")).to_string();
+    let mut client = server.client();
+    let put = client.send("PUT", "/v1/schedules/replaced", &later).unwrap();
+    assert_eq!((put.status, &put.json()["too_late"]), (200, &json!(true)), "{}", put.body);
+    let cancelled = client.send("DELETE", "/v1/schedules/cancelled", "").unwrap();
+    assert_eq!((cancelled.status, cancelled.body.as_str()), (200, r#"{"result":"too_late"}"#));
+    receiver.release();
+    assert!(server.stop().success(), "it waits for what is in flight");
+
+    let server = Server::start(&data);
+    let mut client = server.client();
+    let put = client.send("PUT", "/v1/schedules/replaced", &later).unwrap();
+    assert_eq!((put.status, put.json().get("too_late")), (200, None), "{}", put.body);
+    let cancelled = client.send("DELETE", "/v1/schedules/cancelled", "").unwrap();
+    assert_eq!((cancelled.status, cancelled.body.as_str()), (200, r#"{"result":"cancelled"}"#));
+    assert!(server.stop().success());
+    assert_eq!(receiver.hits().len(), 2);
+}
+
+#[test]
 fn a_flag_that_is_wrong_is_named_and_nothing_is_made() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
-    for (flag, value) in [("--listen", "everywhere"), ("--in-flight-max", "many"), ("--colour", "blue")] {
+    for (flag, value) in
+        [("--listen", "everywhere"), ("--in-flight-max", "many"), ("--in-flight-max", "0"), ("--colour", "blue")]
+    {
         let said = refusal(serve(&data).args([flag, value]), 2);
         assert!(said.contains(flag), "{said}");
     }

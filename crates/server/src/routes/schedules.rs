@@ -1,11 +1,11 @@
 //! One schedule at a time.
 
-use api::{CancelResult, Cancelled, FieldError};
+use api::{CancelResult, Cancelled, FieldError, ScheduleSummary};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::LOCATION;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
-use domain::{Schedule, ScheduleId, When};
+use domain::{ScheduleId, When};
 use scheduler::{CancelAnswer, Create, CreateRefusal};
 
 use super::check_content_type;
@@ -24,7 +24,7 @@ pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response
     let answers = shared.scheduler.create(vec![request]).await?;
     let answer = answers.into_iter().next().expect("the scheduler answers every request of a call");
     let schedule = answer.map_err(|refusal| refuse_create(refusal, when))?;
-    Ok(made(StatusCode::CREATED, &schedule))
+    Ok(made(StatusCode::CREATED, &answer::summary(&schedule)))
 }
 
 pub(super) async fn put(shared: &Shared, id: &str, request: Request) -> Result<Response<Body>, Refused> {
@@ -32,7 +32,7 @@ pub(super) async fn put(shared: &Shared, id: &str, request: Request) -> Result<R
     let when = never_fires(&request);
     let answer = shared.scheduler.put(request).await?.map_err(|refusal| refuse_create(refusal, when))?;
     let status = if answer.created { StatusCode::CREATED } else { StatusCode::OK };
-    Ok(made(status, &answer.schedule))
+    Ok(made(status, &ScheduleSummary { too_late: answer.too_late, ..answer::summary(&answer.schedule) }))
 }
 
 async fn read(shared: &Shared, id: Option<&str>, request: Request) -> Result<Create, Refused> {
@@ -55,10 +55,10 @@ fn bad_id(error: &domain::id::ScheduleIdError) -> Refused {
     refuse_fields(Kind::InvalidParameter, "the path names a schedule that cannot be", errors)
 }
 
-fn made(status: StatusCode, schedule: &Schedule) -> Response<Body> {
-    let mut response = answer::json(status, &answer::summary(schedule));
+fn made(status: StatusCode, summary: &ScheduleSummary<'_>) -> Response<Body> {
+    let mut response = answer::json(status, summary);
     if status == StatusCode::CREATED {
-        let place = format!("/v1/schedules/{}", schedule.id);
+        let place = format!("/v1/schedules/{}", summary.id);
         if let Ok(place) = HeaderValue::try_from(place) {
             response.headers_mut().insert(LOCATION, place);
         }
