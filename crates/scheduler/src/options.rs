@@ -7,7 +7,7 @@ pub struct Options {
     /// How far ahead of now due rows are read into the window. Default 2 s. Smaller: a slow read makes rows late;
     /// larger: more keys in memory.
     pub window_ahead: Duration,
-    /// Keys that the window holds at most. Default 524,288, about 100 bytes each. Smaller: a burst is read in more
+    /// Keys that the window holds at most. Default 2,097,152, about 100 bytes each. Smaller: a burst is read in more
     /// pieces; larger: more memory.
     pub window_keys_max: usize,
     /// The rhythm of reading ahead, of arrivals from elsewhere and of closing. Default 200 ms. Smaller: more reads of
@@ -19,7 +19,7 @@ pub struct Options {
     /// Attempts in flight in all, until their outcome is durable: the bound of what a kill can double. Default 4,096.
     pub in_flight_max: usize,
     /// Keys that wait for one target at most, and never more than the window has left for others; further ones are
-    /// written again at a later position. Default 131,072. Smaller: a burst for one target is put off although the
+    /// written again at a later position. Default 1,048,576. Smaller: a burst for one target is put off although the
     /// target keeps up; larger: slow targets leave less of the window to the rest.
     pub parked_per_target: usize,
     /// How long a key waits for its target in memory before it, too, is written again. Default 10 s. It bounds how
@@ -38,11 +38,11 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             window_ahead: Duration::from_secs(2),
-            window_keys_max: 524_288,
+            window_keys_max: 2_097_152,
             period: Duration::from_millis(200),
             in_flight_per_target: 256,
             in_flight_max: 4_096,
-            parked_per_target: 131_072,
+            parked_per_target: 1_048_576,
             parked_for: Duration::from_secs(10),
             defer_max: Duration::from_secs(60),
             pollers: 64,
