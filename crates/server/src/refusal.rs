@@ -153,7 +153,7 @@ impl From<StoreError> for Refused {
         match &error {
             StoreError::Full { .. } => refuse(
                 Kind::StorageFull,
-                "new schedules are refused until there is space; reading, cancelling and firing go on",
+                "schedules are neither made nor changed until there is space; reading and firing go on",
             ),
             StoreError::Unavailable(_) => {
                 tracing::debug!(%error, "the store is unavailable");
