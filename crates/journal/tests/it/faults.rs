@@ -2,9 +2,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use bytes::Bytes;
-use journal::{AppendError, Journal, OpenError};
+use journal::{AppendError, Journal, OpenError, Options};
 use runtime::TaskSet;
-use simulator::{Incident, run_seeds};
+use simulator::{Faults, Incident, run_seeds};
 use tokio::sync::oneshot;
 
 use crate::support::{DIR, Record, end, small};
@@ -165,6 +165,33 @@ fn a_consumer_that_is_slow_bounds_what_is_queued() {
             sent.end.await;
             opened.journal.close().await;
             tasks.join().await;
+        };
+        sim.run_until(async { sim.call("a", work).await.unwrap() });
+    });
+}
+
+#[test]
+fn under_load_a_record_gathers_the_entries_of_a_millisecond() {
+    run_seeds("journal-linger", 0..5, |sim| {
+        let quick = Duration::from_micros(50)..=Duration::from_micros(50);
+        sim.set_faults(Faults { sync_time: quick, ..Faults::default() });
+        let record = Record::default();
+        let a = sim.member("a");
+        let work = async move {
+            let tasks = TaskSet::new(&a);
+            let options = Options { segment_bytes: 2 << 20, entry_bytes_max: 1000, ..Options::default() };
+            let journal = record.open(&a, &tasks, Path::new(DIR), options).await.unwrap();
+            let mut answers = Vec::new();
+            for _ in 0..2_500 {
+                answers.extend(record.append(&journal, [100; 4]).await);
+                a.sleep(Duration::from_micros(200)).await;
+            }
+            for answer in answers {
+                answer.await.unwrap();
+            }
+            let records = journal.stats().records;
+            assert!(records < 1_250, "{records} records for 10,000 entries in half a second");
+            end(&journal, tasks).await;
         };
         sim.run_until(async { sim.call("a", work).await.unwrap() });
     });
