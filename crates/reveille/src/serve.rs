@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use clap::Args;
+use clap::builder::RangedU64ValueParser;
 use runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,22 +29,18 @@ pub(crate) struct ServeArguments {
     #[arg(long, env = "REVEILLE_NO_RECEIVER")]
     no_receiver: bool,
     /// Callbacks in flight to one target; too few slow down a target with long answers, too many may overrun it
-    #[arg(long, value_parser = at_least_one, default_value_t = scheduler::Options::default().in_flight_per_target, env = "REVEILLE_IN_FLIGHT_PER_TARGET")]
+    #[arg(long, value_parser = at_least_one(), default_value_t = scheduler::Options::default().in_flight_per_target, env = "REVEILLE_IN_FLIGHT_PER_TARGET")]
     in_flight_per_target: usize,
     /// Callbacks in flight in all; a kill can double so many
-    #[arg(long, value_parser = at_least_one, default_value_t = scheduler::Options::default().in_flight_max, env = "REVEILLE_IN_FLIGHT_MAX")]
+    #[arg(long, value_parser = at_least_one(), default_value_t = scheduler::Options::default().in_flight_max, env = "REVEILLE_IN_FLIGHT_MAX")]
     in_flight_max: usize,
     /// Due callbacks kept in memory, ahead of time and waiting; about 100 bytes each
-    #[arg(long, value_parser = at_least_one, default_value_t = scheduler::Options::default().window_keys_max, env = "REVEILLE_WINDOW_KEYS_MAX")]
+    #[arg(long, value_parser = at_least_one(), default_value_t = scheduler::Options::default().window_keys_max, env = "REVEILLE_WINDOW_KEYS_MAX")]
     window_keys_max: usize,
 }
 
-fn at_least_one(value: &str) -> Result<usize, String> {
-    match value.parse() {
-        Ok(0) => Err("it is at least 1".to_owned()),
-        Ok(number) => Ok(number),
-        Err(error) => Err(format!("a whole number is expected: {error}")),
-    }
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
 }
 
 impl ServeArguments {

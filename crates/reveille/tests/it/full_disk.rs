@@ -35,6 +35,9 @@ fn a_disk_nearly_full_refuses_new_schedules_and_nothing_else_until_there_is_room
     let refused = until(&mut client, 507, |count| soon(&format!("full-{count}"), 3_600_000));
     let problem = refused.json();
     assert_eq!(problem["code"], "storage_full", "{problem}");
+    let put = client.send("PUT", "/v1/schedules/before", &soon("before", 3_600_000).to_string()).unwrap();
+    let cancelled = client.send("DELETE", "/v1/schedules/before", "").unwrap();
+    assert_eq!((put.status, cancelled.status), (507, 507), "{} {}", put.body, cancelled.body);
     assert_eq!(client.get("/v1/schedules/before").status, 200);
     assert_eq!(client.get("/readyz").status, 200);
     receiver.wait(|hits| hits.iter().any(|hit| hit.schedule == "before"));
