@@ -193,9 +193,16 @@ impl EmbeddedStore {
         self.readers.read(move || look_up(&rows)).await
     }
 
-    /// A few point look-ups, made by the caller itself: some microseconds each from memory, less than it would take to
+    /// A few point look-ups are made by the caller itself: some microseconds each from memory, less than it would take to
     /// wake another thread.
-    fn peek<'a, T: Send + 'a>(&self, look_up: impl FnOnce(&Rows) -> Result<T, StoreError>) -> store::Answer<'a, T> {
+    fn look_up<T: Send + 'static>(
+        &self,
+        count: usize,
+        look_up: impl FnOnce(&Rows) -> Result<T, StoreError> + Send + 'static,
+    ) -> store::Answer<'_, T> {
+        if count > PEEK_MAX {
+            return Box::pin(self.read(look_up));
+        }
         let answer = self.check_open().and_then(|()| look_up(&self.rows));
         Box::pin(std::future::ready(answer))
     }
@@ -259,19 +266,19 @@ impl Store for EmbeddedStore {
     fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> store::Answer<'_, Vec<Option<Arc<Schedule>>>> {
         let count = names.len();
         let get = move |rows: &Rows| names.iter().map(|(tenant, id)| rows.named(*tenant, id)).collect();
-        if count <= PEEK_MAX { self.peek(get) } else { Box::pin(self.read(get)) }
+        self.look_up(count, get)
     }
 
     fn load(&self, incarnations: Vec<Incarnation>) -> store::Answer<'_, Vec<Option<Arc<Schedule>>>> {
         let count = incarnations.len();
         let load = move |rows: &Rows| incarnations.iter().map(|incarnation| rows.schedule(*incarnation)).collect();
-        if count <= PEEK_MAX { self.peek(load) } else { Box::pin(self.read(load)) }
+        self.look_up(count, load)
     }
 
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> store::Answer<'_, Vec<Option<Run>>> {
         let count = occurrences.len();
         let find = move |rows: &Rows| occurrences.iter().map(|occurrence| rows.run(occurrence)).collect();
-        if count <= PEEK_MAX { self.peek(find) } else { Box::pin(self.read(find)) }
+        self.look_up(count, find)
     }
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {

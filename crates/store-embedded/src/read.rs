@@ -52,7 +52,7 @@ impl Rows {
         Ok(self.get(Family::Rows, &key::row(number), before)?.is_some())
     }
 
-    pub(crate) fn known(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Known>, StoreError> {
+    fn known(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Known>, StoreError> {
         if let Some(value) = self.get(Family::Points, &key::state(incarnation), before)? {
             let changed = Changed::decode(&value).map_err(|error| self.malformed(incarnation, error))?;
             let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? else {

@@ -45,6 +45,8 @@ struct Tree {
     dir: PathBuf,
     tree: AnyTree,
     strategy: Arc<Leveled>,
+    /// Tables that are merged at once.
+    merged: u8,
     /// Flushing or merging falls behind.
     hurry: Arc<AtomicBool>,
     /// Numbers the tree's manifests.
@@ -57,11 +59,14 @@ struct Tree {
 /// rows, below what it is given: so manifests are numbered below this, and it forgets no row (see [`versions`]).
 const MANIFESTS_END: u64 = Sequence::new(0, 0).as_u64();
 
-/// Parts of one tree that wait to be flushed, or to be merged, above which neither pauses any more.
+/// Parts of one tree that wait to be flushed, above which neither flushing nor merging pauses any more.
 const SEALED_HURRY: usize = 1;
-const UNMERGED_HURRY: usize = 2 * ROWS_MERGED as usize;
-/// Schedules' tables that are merged at a time.
+/// The same for tables that wait to be merged: so many times as many as are merged at once.
+const UNMERGED_HURRY: usize = 2;
+
+/// Tables that are merged at once. Schedules' hardly overlap: merging them sooner only writes them more often.
 const ROWS_MERGED: u8 = 16;
+const OTHERS_MERGED: u8 = 4;
 
 /// Files kept open; a tree of 10,000,000 rows has about 200.
 const OPEN_FILES_MAX: usize = 512;
@@ -89,17 +94,15 @@ impl LsmIndex {
         // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
-        let strategy = Leveled::default().with_table_target_size(64 << 20).with_l0_threshold(ROWS_MERGED);
-        let rows = Tree::open(dir, family, rows, manifests, None, strategy)?;
+        let rows = Tree::open(dir, family, rows, manifests, None, 64 << 20, ROWS_MERGED)?;
         // Only ever scanned.
         let (family, due, manifests) = config(Family::Due);
         let due = due.filter_policy(FilterPolicy::disabled());
         let filter: Arc<dyn Factory> = Arc::new(RetiredFactory(retired.clone()));
-        let strategy = Leveled::default().with_table_target_size(16 << 20);
-        let due = Tree::open(dir, family, due, manifests, Some(filter), strategy.clone())?;
+        let due = Tree::open(dir, family, due, manifests, Some(filter), 16 << 20, OTHERS_MERGED)?;
         let (family, points, manifests) = config(Family::Points);
         let filter: Arc<dyn Factory> = Arc::new(VersionsFactory(keep_from.clone()));
-        let points = Tree::open(dir, family, points, manifests, Some(filter), strategy)?;
+        let points = Tree::open(dir, family, points, manifests, Some(filter), 16 << 20, OTHERS_MERGED)?;
         Ok(LsmIndex { trees: [rows, due, points], retired, keep_from })
     }
 
@@ -134,7 +137,8 @@ impl Tree {
         config: Config,
         manifests: SequenceNumberCounter,
         filter: Option<Arc<dyn Factory>>,
-        strategy: Leveled,
+        table_bytes: u64,
+        merged: u8,
     ) -> Result<Self, IndexError> {
         let dir = dir.join(family.name());
         files::check_manifest(family, &dir)?;
@@ -142,15 +146,8 @@ impl Tree {
         let factory = Trickling { tables: files::tables(&dir), factory: filter, hurry: hurry.clone() };
         let config = config.with_compaction_filter_factory(Some(Arc::new(factory)));
         let tree = config.open().map_err(|error| damage(family, "its manifest or tables", &error))?;
-        Ok(Tree {
-            family,
-            dir,
-            tree,
-            strategy: Arc::new(strategy),
-            hurry,
-            manifests,
-            sealed: Mutex::new(VecDeque::new()),
-        })
+        let strategy = Arc::new(Leveled::default().with_table_target_size(table_bytes).with_l0_threshold(merged));
+        Ok(Tree { family, dir, tree, strategy, merged, hurry, manifests, sealed: Mutex::new(VecDeque::new()) })
     }
 
     fn sealed(&self) -> MutexGuard<'_, VecDeque<Arc<Memtable>>> {
@@ -332,7 +329,8 @@ impl Index for LsmIndex {
         let mut pressure = Pressure::default();
         for tree in &self.trees {
             let (sealed, unmerged) = (tree.sealed().len(), tree.tree.l0_run_count());
-            tree.hurry.store(sealed > SEALED_HURRY || unmerged > UNMERGED_HURRY, Ordering::Relaxed);
+            let hurry = sealed > SEALED_HURRY || unmerged > UNMERGED_HURRY * usize::from(tree.merged);
+            tree.hurry.store(hurry, Ordering::Relaxed);
             pressure.sealed = pressure.sealed.max(sealed);
             pressure.unmerged = pressure.unmerged.max(unmerged);
         }
