@@ -40,7 +40,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
     Rule { name, may_use, tests_may_use, outside: None }
 }
 
-const RULES: [Rule; 12] = [
+const RULES: [Rule; 13] = [
     // Pure: no async runtime, clock, randomness or I/O in sight.
     Rule {
         name: "domain",
@@ -52,6 +52,7 @@ const RULES: [Rule; 12] = [
     rule("runtime", &["domain"], &["simulator"]),
     rule("journal", &["runtime"], &["simulator"]),
     rule("store", &["domain", "runtime"], &["simulator"]),
+    rule("coordination", &["domain", "runtime"], &["simulator"]),
     rule("store-embedded", &["domain", "runtime", "journal", "store"], &["simulator"]),
     rule("scheduler", &["domain", "runtime", "store"], &["simulator"]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),

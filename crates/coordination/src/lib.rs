@@ -1,0 +1,147 @@
+//! The coordination port: which members are alive, and which of them has claimed what. What every engine promises.
+//!
+//! A claim decides who may *ask* for a shard. Who *owns* it is decided by the term that `store::Store::take` mints, so
+//! nothing here fences a write: a member that goes on after its session has ended meets a later term in the store.
+//!
+//! A member's process opens a *session* ([`Ownership::join`]), keeps it by renewing it, and claims names under it. The
+//! session ends when it leaves, or a lease after its last renewal by the engine's clock; all its claims go with it. So
+//! one renewal keeps any number of claims, as with ZooKeeper's ephemeral nodes.
+//!
+//! What stands on it: [`membership`], which every process runs (renewal, the local deadline, the view), and [`assign`],
+//! which says who should claim which shard. [`Elector`] is apart: one lease, one call.
+//!
+//! Always true here: a claim has one holder, and is given to another only after its holder released it, left, or came
+//! to the end of its lease by the engine's clock; an ended session never comes back.
+
+pub mod assign;
+mod elector;
+mod error;
+mod name;
+
+pub mod membership;
+pub mod memory;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use domain::{ShardId, Timestamp};
+use futures_util::future::BoxFuture;
+
+pub use elector::{Elector, Follower, Leadership, check_replica};
+pub use error::OwnershipError;
+pub use name::{ClaimName, ClaimNameError, MemberId};
+
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, OwnershipError>>;
+
+/// The longest lease of an engine whose sessions end. A dead member's claims are stuck for as long as its lease.
+pub const LEASE_MAX: Duration = Duration::from_secs(3600);
+
+/// See the crate's documentation for the contract. Calls may be made from several tasks at once.
+///
+/// # Errors
+/// With [`OwnershipError::Unavailable`] it is not known whether the call took, or will still take, effect: each may be
+/// made again.
+///
+/// # Panics
+/// If a lease is zero, or above [`LEASE_MAX`] on an engine whose sessions end.
+pub trait Ownership: Send + Sync + 'static {
+    /// Opens a session under an id that never had one; it lives until `lease` after its last renewal. Made again
+    /// while that session lives, it is a renewal. [`OwnershipError::Refused`] if a text is too long.
+    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen>;
+
+    /// The session lives until `lease` from now by the engine's clock. [`OwnershipError::Lost`] once it has ended.
+    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen>;
+
+    /// Ends the session and its claims at once; harmless if it is gone.
+    fn leave(&self, member: MemberId) -> Answer<'_, ()>;
+
+    /// Names that are free or its own become its own, all in one step; for each name, whether it is its own now.
+    /// [`OwnershipError::Lost`] if the session has ended; then nothing was claimed.
+    fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, Vec<bool>>;
+
+    /// Those of `names` that are its own become free; harmless for others, and if the session is gone.
+    fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()>;
+
+    /// What is there now: one moment's state, read after this call began.
+    fn view(&self) -> Answer<'_, View>;
+
+    /// Ready when the view may be another than at this call: a hint that may come late, early or never. Call this,
+    /// then [`Ownership::view`], then await it, with a timeout.
+    fn changed(&self) -> BoxFuture<'static, ()>;
+}
+
+/// What others may know of a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Member {
+    /// Of one life of a process: new at every join.
+    pub id: MemberId,
+    /// For people: a host name, say. At most [`Member::TEXT_LEN_MAX`] bytes, as every text here.
+    pub name: String,
+    /// `host:port` of its API for its peers.
+    pub address: String,
+    /// Takes shards; others only look.
+    pub owns: bool,
+    pub build: String,
+}
+
+impl Member {
+    pub const TEXT_LEN_MAX: usize = 256;
+
+    /// # Errors
+    /// [`OwnershipError::Refused`] if a text is longer than [`Member::TEXT_LEN_MAX`] or holds a NUL, which engines
+    /// cannot keep.
+    pub fn check(&self) -> Result<(), OwnershipError> {
+        for (what, text) in [("name", &self.name), ("address", &self.address), ("build", &self.build)] {
+            if text.len() > Self::TEXT_LEN_MAX || text.contains('\0') {
+                let limit = Self::TEXT_LEN_MAX;
+                return Err(OwnershipError::Refused(format!(
+                    "a member's {what} has at most {limit} bytes, and no NUL"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The answer to a renewal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen {
+    /// The engine's wall clock while it was renewed, for judging one's own.
+    pub engine_now: Timestamp,
+}
+
+/// The living, and what they hold.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct View {
+    /// In the order of their ids.
+    pub members: Vec<Member>,
+    /// Of living members only.
+    pub claims: BTreeMap<ClaimName, MemberId>,
+    /// The time until the first of these sessions ends if it is not renewed: when to look again.
+    pub first_end: Option<Duration>,
+}
+
+impl View {
+    #[must_use]
+    pub fn member(&self, id: MemberId) -> Option<&Member> {
+        self.members.iter().find(|member| member.id == id)
+    }
+
+    /// Those who take shards.
+    #[must_use]
+    pub fn owners(&self) -> BTreeSet<MemberId> {
+        self.members.iter().filter(|member| member.owns).map(|member| member.id).collect()
+    }
+
+    /// The claims that name shards ([`ClaimName::shard`]).
+    #[must_use]
+    pub fn shards(&self) -> BTreeMap<ShardId, MemberId> {
+        self.claims.iter().filter_map(|(name, member)| Some((name.to_shard()?, *member))).collect()
+    }
+
+    /// Whether the same members hold the same.
+    #[must_use]
+    pub fn shows_the_same(&self, other: &View) -> bool {
+        self.members == other.members && self.claims == other.claims
+    }
+}

@@ -1,0 +1,112 @@
+//! An elector within one process.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use domain::Term;
+use runtime::{Monotonic, Runtime};
+
+use super::{Link, MemoryOptions};
+use crate::elector::check_replica;
+use crate::{Answer, Elector, Follower, LEASE_MAX, Leadership};
+
+/// One group, in memory. [`MemoryElector::reopen`] makes the object of another process.
+pub struct MemoryElector {
+    link: Link,
+    /// Tells this object's replicas from those of others.
+    life: u128,
+    group: Arc<Group>,
+}
+
+struct Group {
+    clock: Runtime,
+    options: MemoryOptions,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    term: u64,
+    /// Who leads, and the first instant at which that is over.
+    lease: Option<(Replica, Monotonic)>,
+    followers: BTreeMap<Replica, Monotonic>,
+}
+
+type Replica = (String, u128);
+
+impl MemoryElector {
+    /// A group without replicas. Its leases end by `runtime`'s clock.
+    #[must_use]
+    pub fn new(runtime: Runtime, options: MemoryOptions) -> Self {
+        let group = Group { clock: runtime.clone(), options, state: Mutex::new(State::default()) };
+        MemoryElector::of(Arc::new(group), runtime)
+    }
+
+    /// The same group, for another process.
+    #[must_use]
+    pub fn reopen(&self, runtime: Runtime) -> Self {
+        MemoryElector::of(self.group.clone(), runtime)
+    }
+
+    fn of(group: Arc<Group>, runtime: Runtime) -> Self {
+        MemoryElector { life: runtime.random_u128(), link: Link::new(runtime, &group.options), group }
+    }
+
+    async fn call<T>(&self, effect: impl FnOnce(&mut State, Monotonic) -> T) -> Result<T, crate::OwnershipError> {
+        let effect = || {
+            let now = self.group.clock.monotonic();
+            let mut state = self.group.state.lock().expect("no holder of this lock panics");
+            state.forget(now);
+            effect(&mut state, now)
+        };
+        self.link.call(effect).await
+    }
+}
+
+impl State {
+    fn forget(&mut self, now: Monotonic) {
+        self.lease.take_if(|(_, end)| *end <= now);
+        self.followers.retain(|_, end| now < *end);
+    }
+
+    fn is_leader(&mut self, replica: Replica, end: Monotonic) -> Leadership {
+        self.followers.insert(replica.clone(), end);
+        match &mut self.lease {
+            Some((leader, _)) if *leader != replica => return Leadership { leads: false, term: Term(self.term) },
+            Some((_, until)) => *until = end,
+            None => {
+                self.term += 1;
+                self.lease = Some((replica, end));
+            }
+        }
+        Leadership { leads: true, term: Term(self.term) }
+    }
+}
+
+impl Elector for MemoryElector {
+    fn is_leader(&self, replica: &str, lease: Duration) -> Answer<'_, Leadership> {
+        assert!(!lease.is_zero() && lease <= LEASE_MAX, "a lease is above zero and at most {LEASE_MAX:?}: {lease:?}");
+        let replica = (replica.to_owned(), self.life);
+        Box::pin(async move {
+            check_replica(&replica.0)?;
+            self.call(|state, now| state.is_leader(replica, now + lease)).await
+        })
+    }
+
+    fn resign(&self, replica: &str) -> Answer<'_, ()> {
+        let replica = (replica.to_owned(), self.life);
+        Box::pin(self.call(move |state, _| {
+            state.lease.take_if(|(leader, _)| *leader == replica);
+            state.followers.remove(&replica);
+        }))
+    }
+
+    fn followers(&self) -> Answer<'_, Vec<Follower>> {
+        Box::pin(self.call(|state, _| {
+            let leader = state.lease.as_ref().map(|(leader, _)| leader);
+            let follower = |replica: &Replica| Follower { replica: replica.0.clone(), leads: Some(replica) == leader };
+            state.followers.keys().map(follower).collect()
+        }))
+    }
+}

@@ -1,0 +1,97 @@
+//! Sessions and claims as plain maps: what each call of the port means, exactly.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use runtime::Monotonic;
+
+use crate::{ClaimName, Member, MemberId, View};
+
+#[derive(Default)]
+pub(super) struct Model {
+    sessions: BTreeMap<MemberId, Session>,
+    claims: BTreeMap<ClaimName, MemberId>,
+    /// Ids that had a session: none of them gets another.
+    ended: BTreeSet<MemberId>,
+    /// Counts what changed the view, sessions' ends by their leases apart.
+    pub(super) changes: u64,
+}
+
+struct Session {
+    member: Member,
+    /// The first instant at which it has ended; `None`: never.
+    end: Option<Monotonic>,
+}
+
+impl Model {
+    /// Whether any session ended.
+    pub(super) fn end_sessions(&mut self, now: Monotonic) -> bool {
+        let has_ended = |session: &Session| session.end.is_some_and(|end| end <= now);
+        let ended: Vec<MemberId> =
+            self.sessions.iter().filter(|(_, session)| has_ended(session)).map(|(id, _)| *id).collect();
+        ended.iter().for_each(|id| self.end(*id));
+        !ended.is_empty()
+    }
+
+    fn end(&mut self, id: MemberId) {
+        self.sessions.remove(&id);
+        self.claims.retain(|_, holder| *holder != id);
+        self.ended.insert(id);
+    }
+
+    /// False if the id's session has ended.
+    pub(super) fn join(&mut self, member: Member, end: Option<Monotonic>) -> bool {
+        if self.renew(member.id, end) {
+            return true;
+        }
+        if self.ended.contains(&member.id) {
+            return false;
+        }
+        self.sessions.insert(member.id, Session { member, end });
+        self.changes += 1;
+        true
+    }
+
+    /// False if there is no such session.
+    pub(super) fn renew(&mut self, id: MemberId, end: Option<Monotonic>) -> bool {
+        let Some(session) = self.sessions.get_mut(&id) else { return false };
+        session.end = end;
+        true
+    }
+
+    pub(super) fn leave(&mut self, id: MemberId) {
+        let was_there = self.sessions.contains_key(&id);
+        self.end(id);
+        self.changes += u64::from(was_there);
+    }
+
+    /// `None` if there is no such session.
+    pub(super) fn claim(&mut self, id: MemberId, names: Vec<ClaimName>) -> Option<Vec<bool>> {
+        self.sessions.contains_key(&id).then(|| names.into_iter().map(|name| self.claim_one(id, name)).collect())
+    }
+
+    fn claim_one(&mut self, id: MemberId, name: ClaimName) -> bool {
+        if let Some(holder) = self.claims.get(&name) {
+            return *holder == id;
+        }
+        self.claims.insert(name, id);
+        self.changes += 1;
+        true
+    }
+
+    pub(super) fn release(&mut self, id: MemberId, names: &[ClaimName]) {
+        for name in names {
+            if self.claims.get(name) == Some(&id) {
+                self.claims.remove(name);
+                self.changes += 1;
+            }
+        }
+    }
+
+    pub(super) fn view(&self, now: Monotonic) -> View {
+        View {
+            members: self.sessions.values().map(|session| session.member.clone()).collect(),
+            claims: self.claims.clone(),
+            first_end: self.sessions.values().filter_map(|session| session.end).min().map(|end| end.since(now)),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Names of members and of what they claim.
+
+use std::fmt;
+
+use domain::ShardId;
+use runtime::Runtime;
+
+/// One life of a process in the cluster: never used for a second session.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemberId(pub u128);
+
+impl MemberId {
+    #[must_use]
+    pub fn random(runtime: &Runtime) -> Self {
+        MemberId(runtime.random_u128())
+    }
+}
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl fmt::Debug for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// What is claimed, "shard/17" or "leader": `[A-Za-z0-9_./-]{1,128}`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClaimName(Box<str>);
+
+impl ClaimName {
+    pub const LEN_MAX: usize = 128;
+
+    /// # Errors
+    /// If `text` does not match `[A-Za-z0-9_./-]{1,128}`.
+    pub fn new(text: &str) -> Result<Self, ClaimNameError> {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
+        if text.is_empty() || text.len() > Self::LEN_MAX {
+            return Err(ClaimNameError::Length(text.len()));
+        }
+        match text.char_indices().find(|(_, c)| !is_allowed(*c)) {
+            Some((at, found)) => Err(ClaimNameError::Character { at, found }),
+            None => Ok(ClaimName(text.into())),
+        }
+    }
+
+    /// "shard/17"
+    #[must_use]
+    pub fn shard(shard: ShardId) -> Self {
+        ClaimName(format!("shard/{}", shard.0).into_boxed_str())
+    }
+
+    /// The shard, if this is exactly what [`ClaimName::shard`] makes of one.
+    #[must_use]
+    pub fn to_shard(&self) -> Option<ShardId> {
+        let shard = ShardId(self.0.strip_prefix("shard/")?.parse().ok()?);
+        (ClaimName::shard(shard) == *self).then_some(shard)
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ClaimName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ClaimNameError {
+    #[error("the name of a claim has 1 to 128 characters, this one has {0}")]
+    Length(usize),
+    #[error("the name of a claim is made of A-Z, a-z, 0-9, _ . / and -, this one has {found:?} at {at}")]
+    Character { at: usize, found: char },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_shard_is_read_back_and_no_other_form_is() {
+        for number in [0, 9, 17, 255, u16::MAX] {
+            assert_eq!(ClaimName::shard(ShardId(number)).to_shard(), Some(ShardId(number)));
+        }
+        for other in ["shard/017", "shard/+7", "shard/", "shard/65536", "shards/1", "leader"] {
+            assert_eq!(ClaimName::new(other).ok().and_then(|name| name.to_shard()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_short_and_plain() {
+        assert!(ClaimName::new("a/B-9_.").is_ok() && ClaimName::new(&"a".repeat(128)).is_ok());
+        assert_eq!(ClaimName::new(""), Err(ClaimNameError::Length(0)));
+        assert_eq!(ClaimName::new(&"a".repeat(129)), Err(ClaimNameError::Length(129)));
+        assert_eq!(ClaimName::new("a b"), Err(ClaimNameError::Character { at: 1, found: ' ' }));
+    }
+}
