@@ -11,13 +11,17 @@ struct Need {
     package: &'static str,
 }
 
-const NEEDS: [Need; 6] = [
+const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
+
+const NEEDS: [Need; 7] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
     Need { program: "curl", arguments: &["--version"], package: "curl" },
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
+    // Whichever version the system has; the crate `engines` starts servers of its own, and leaves the system's alone.
+    Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },
 ];
 
 /// Makes sure that all of it is there.

@@ -1,0 +1,12 @@
+//! Real servers for tests and benches: started on this machine, in a temporary folder, on a free port of 127.0.0.1.
+//!
+//! Only tests, benches and chores use this. Its calls block: a test calls them before, or between, what it measures.
+//!
+//! Always true here: a server and its folder are gone soon after the process that started it, however that ended
+//! (SIGKILL included); nothing is shared between two processes; what a server calls durable is synced, as in production.
+
+// A test's own thread may wait, read a clock and start programs: `runtime` is the door of what is tested.
+#![expect(clippy::disallowed_methods, reason = "no part of the product; see above")]
+
+mod certificate;
+pub mod postgres;

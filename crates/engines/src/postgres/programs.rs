@@ -1,0 +1,96 @@
+//! PostgreSQL's programs: where they are, and as whom they run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, ensure};
+
+const FOLDER: &str = "/usr/lib/postgresql";
+/// PostgreSQL refuses to run as root; its package has made this user.
+const USER: &str = "postgres";
+
+#[derive(Debug)]
+pub(super) struct Programs {
+    folder: PathBuf,
+    is_root: bool,
+}
+
+impl Programs {
+    /// The newest in Debian's place for them, else those of `pg_config`.
+    pub(super) fn find() -> anyhow::Result<Programs> {
+        let folder = newest_in(Path::new(FOLDER)).or_else(told_by_pg_config);
+        let folder = folder.context(
+            "PostgreSQL's server is not installed; on Debian: sudo apt-get update && sudo apt-get install postgresql",
+        )?;
+        Ok(Programs { folder, is_root: rustix::process::geteuid().is_root() })
+    }
+
+    /// `name`, as a user that PostgreSQL accepts.
+    pub(super) fn command(&self, name: &str) -> Command {
+        let program = self.folder.join(name);
+        let mut command = if self.is_root {
+            let mut command = Command::new("setpriv");
+            command.args([&format!("--reuid={USER}"), &format!("--regid={USER}"), "--init-groups"]).arg(program);
+            command
+        } else {
+            Command::new(program)
+        };
+        command.current_dir("/");
+        command
+    }
+
+    /// Gives the folder to whom the server runs as, and hides its files from all others.
+    pub(super) fn give(&self, folder: &Path) -> anyhow::Result<()> {
+        if self.is_root {
+            run(Command::new("chown").args(["-R", USER]).arg(folder))?;
+        }
+        run(Command::new("chmod").args(["-R", "go="]).arg(folder)).map(drop)
+    }
+
+    /// Makes `folder/data`.
+    pub(super) fn make_cluster(&self, folder: &Path, password: &str) -> anyhow::Result<()> {
+        let password_file = folder.join("password");
+        std::fs::write(&password_file, password)?;
+        self.give(folder)?;
+        let mut command = self.command("initdb");
+        command.args(["--no-sync", "--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]);
+        command.arg("--pwfile").arg(&password_file).arg("-D").arg(folder.join("data"));
+        run(&mut command)?;
+        std::fs::remove_file(password_file)?;
+        Ok(())
+    }
+
+    pub(super) fn psql(&self, port: u16, database: &str, password: &str, statements: &str) -> anyhow::Result<String> {
+        let mut command = Command::new(self.folder.join("psql"));
+        command.args(["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "-v", "ON_ERROR_STOP=1"]);
+        command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", "postgres", "-d", database, "-c", statements]);
+        command.env("PGPASSWORD", password).env("PGCONNECT_TIMEOUT", "10");
+        run(&mut command)
+    }
+}
+
+fn newest_in(folder: &Path) -> Option<PathBuf> {
+    let version = |name: &str| name.parse::<u32>().ok();
+    let entries = std::fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let versions = entries.filter_map(|entry| version(entry.file_name().to_str()?).map(|found| (found, entry.path())));
+    let with_server = versions.map(|(version, path)| (version, path.join("bin"))).filter(|(_, bin)| has_server(bin));
+    with_server.max().map(|(_, bin)| bin)
+}
+
+fn told_by_pg_config() -> Option<PathBuf> {
+    let told = run(Command::new("pg_config").arg("--bindir")).ok()?;
+    Some(PathBuf::from(told.trim())).filter(|bin| has_server(bin))
+}
+
+fn has_server(bin: &Path) -> bool {
+    bin.join("postgres").exists()
+}
+
+/// What it printed.
+fn run(command: &mut Command) -> anyhow::Result<String> {
+    let name = command.get_program().display().to_string();
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {name}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{name} failed ({}): {}", output.status, said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}

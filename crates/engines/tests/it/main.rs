@@ -1,0 +1,3 @@
+//! Whether the servers come, go and leave nothing behind.
+
+mod postgres;

@@ -1,0 +1,82 @@
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use engines::postgres::{Options, Postgres, shared};
+
+#[test]
+fn what_was_committed_outlives_a_kill_and_nothing_outlives_the_drop() {
+    let postgres = Postgres::start().unwrap();
+    let folder = postgres.folder().to_owned();
+    postgres.sql("postgres", "create table kept (number int); insert into kept values (42)").unwrap();
+    postgres.kill().unwrap();
+    postgres.sql("postgres", "select 1").unwrap_err();
+    postgres.restart().unwrap();
+    assert_eq!(postgres.sql("postgres", "select number from kept").unwrap(), "42");
+    postgres.stop().unwrap();
+    postgres.restart().unwrap();
+    assert_eq!(postgres.sql("postgres", "show fsync; show synchronous_commit").unwrap(), "on\non");
+    postgres.pause().unwrap();
+    drop(postgres);
+    assert!(!folder.exists());
+}
+
+#[test]
+fn databases_of_one_server_are_apart() {
+    let postgres = shared();
+    let one = postgres.create_database().unwrap();
+    let other = postgres.create_database().unwrap();
+    assert_ne!(one, other);
+    let name = |url: &str| url.rsplit_once('/').unwrap().1.to_owned();
+    postgres.sql(&name(&one), "create table only_here ()").unwrap();
+    postgres.sql(&name(&other), "select from only_here").unwrap_err();
+    let copy = postgres.copy_database(&name(&one)).unwrap();
+    postgres.sql(&name(&copy), "select from only_here").unwrap();
+}
+
+#[test]
+fn a_server_with_tls_shows_its_certificate() {
+    let postgres = Postgres::start_with(Options { tls: true, ..Options::default() }).unwrap();
+    assert_eq!(postgres.sql("postgres", "show ssl").unwrap(), "on");
+    assert!(std::fs::read_to_string(postgres.root_certificate()).unwrap().contains("BEGIN CERTIFICATE"));
+}
+
+/// Not a test of its own: what [`a_server_ends_with_its_process_even_if_that_is_killed`] kills.
+#[test]
+fn helper_that_waits_for_its_end() {
+    let mut arguments = std::env::args();
+    if !arguments.any(|argument| argument == "--nocapture") {
+        return;
+    }
+    // From a thread that ends before the process, as those of tests do.
+    let folder = std::thread::scope(|scope| scope.spawn(|| shared().folder().to_owned()).join().unwrap());
+    println!("folder={}", folder.display());
+    // Its output is a pipe that nobody writes to.
+    let (_sender, receiver) = mpsc::channel::<()>();
+    receiver.recv_timeout(Duration::from_secs(60)).unwrap_err();
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the end of a process that is not one's child gives no signal")]
+fn a_server_ends_with_its_process_even_if_that_is_killed() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "postgres::helper_that_waits_for_its_end", "--nocapture"]);
+    let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let folder = lines.map(Result::unwrap).find_map(|line| Some(line.split_once("folder=")?.1.to_owned())).unwrap();
+    let first_line = std::fs::read_to_string(Path::new(&folder).join("data/postmaster.pid")).unwrap();
+    let server = Path::new("/proc").join(first_line.lines().next().unwrap());
+    assert!(server.join("status").exists());
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let is_gone = || !Path::new(&folder).exists() && !server.exists();
+    for _ in 0..1500 {
+        if is_gone() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("30 s after its process was killed, the server in {folder} is still there");
+}
