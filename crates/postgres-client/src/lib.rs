@@ -1,0 +1,17 @@
+//! Connections to PostgreSQL: what a URL means, TLS, timeouts, and connecting again. What is said there is the engines' own.
+//!
+//! [`Server`] is where to connect, and how; [`Link`] is one connection to it that is made again whenever it ends. An
+//! engine has as many links as it wants to have statements under way on.
+//!
+//! Always true here: nothing waits without a limit; no error, log line or `Debug` shows a password; what failed for want
+//! of a connection says so ([`Failure::is_retryable`]).
+
+mod failure;
+mod link;
+mod server;
+mod tls;
+
+pub use failure::Failure;
+pub use link::{Link, Session};
+pub use server::{Messages, Options, Server, UrlError};
+pub use tokio_postgres;

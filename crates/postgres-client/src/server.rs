@@ -1,0 +1,204 @@
+//! Where to connect, and how.
+
+use std::fmt;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use percent_encoding::percent_decode_str;
+use runtime::Runtime;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::{AsyncMessage, Client, Config};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::failure::Failure;
+use crate::tls::{self, Mode};
+
+#[derive(Clone)]
+pub struct Options {
+    /// Instead of one in the URL.
+    pub password: Option<String>,
+    /// What `pg_stat_activity` calls these connections.
+    pub application_name: String,
+    /// From the first packet to a connection that takes statements. Default 5 s; too short fails on a busy server.
+    pub connect_timeout: Duration,
+    /// The longest statement: after it the server gives up, and a little later this end. Default 10 s.
+    pub statement_timeout: Duration,
+    /// Settings of each session, such as `("jit", "off")`; they go before those of the URL's `options`.
+    pub settings: Vec<(&'static str, String)>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            password: None,
+            application_name: "reveille".to_owned(),
+            connect_timeout: Duration::from_secs(5),
+            statement_timeout: Duration::from_secs(10),
+            settings: Vec::new(),
+        }
+    }
+}
+
+/// A URL is not one that can be used. Never shows the URL, which may have a password in it.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum UrlError {
+    #[error("a store's URL begins with postgresql:// or postgres://")]
+    Scheme,
+    #[error("the URL names no host: postgresql://USER:PASSWORD@HOST:PORT/DATABASE")]
+    NoHost,
+    #[error("the URL's sslmode is one of disable, prefer, require, verify-ca, verify-full")]
+    SslMode,
+    #[error("the root certificate {path} cannot be used: {reason}")]
+    RootCertificate { path: String, reason: String },
+    #[error("the URL cannot be read: {0}; mind that special characters of a password are percent-encoded in it")]
+    Form(String),
+}
+
+/// One server's address, and how to speak to it. Its `Display` is its URL without the password.
+#[derive(Clone)]
+pub struct Server {
+    config: Config,
+    tls: MakeRustlsConnect,
+    shown: String,
+    connect_timeout: Duration,
+    statement_timeout: Duration,
+}
+
+/// What a server says without being asked (notices, notifications), until the connection ends. A connection does its
+/// work only while this is polled.
+pub type Messages = BoxStream<'static, Result<AsyncMessage, tokio_postgres::Error>>;
+
+impl Server {
+    /// Understands libpq's URLs but for client certificates; `sslrootcert` is a file in PEM. Asks for a server that takes
+    /// writes, where the URL names several.
+    ///
+    /// # Errors
+    /// If the URL, or a file that it names, cannot be used.
+    pub fn new(url: &str, options: Options) -> Result<Self, UrlError> {
+        let (rest, ssl) = take_ssl(url)?;
+        let mut config: Config = rest.parse().map_err(|error| UrlError::Form(reason_of(&error)))?;
+        if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
+            return Err(UrlError::NoHost);
+        }
+        if let Some(password) = &options.password {
+            config.password(password);
+        }
+        let statement_timeout = options.statement_timeout;
+        config.ssl_mode(ssl.mode.on_the_wire());
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        config.connect_timeout(options.connect_timeout);
+        config.keepalives(true).keepalives_idle(Duration::from_secs(10)).keepalives_interval(Duration::from_secs(3));
+        config.keepalives_retries(3).tcp_user_timeout(statement_timeout);
+        if config.get_application_name().is_none() {
+            config.application_name(options.application_name);
+        }
+        let mut settings: Vec<String> =
+            options.settings.iter().map(|(name, value)| format!("-c {name}={}", escape(value))).collect();
+        settings.push(format!("-c statement_timeout={}", statement_timeout.as_millis()));
+        settings.extend(config.get_options().map(str::to_owned));
+        config.options(settings.join(" "));
+        let tls = MakeRustlsConnect::new(tls::client(ssl.mode, ssl.roots.as_deref())?);
+        let shown = show(&config);
+        Ok(Server { config, tls, shown, connect_timeout: options.connect_timeout, statement_timeout })
+    }
+
+    /// One connection. `Messages` must be polled for it to work.
+    ///
+    /// # Errors
+    /// If there is none within the connect timeout, or the server refuses.
+    pub async fn connect(&self, runtime: &Runtime) -> Result<(Client, Messages), Failure> {
+        let connecting = Box::pin(self.config.connect(self.tls.clone()));
+        match runtime.timeout(self.connect_timeout, connecting).await {
+            None => Err(Failure::Silent { server: self.shown.clone(), waited: self.connect_timeout }),
+            Some(Err(error)) => Err(Failure::of_connecting(&self.shown, &error)),
+            Some(Ok((client, mut connection))) => {
+                let messages = futures_util::stream::poll_fn(move |context| connection.poll_message(context));
+                Ok((client, messages.boxed()))
+            }
+        }
+    }
+
+    #[must_use]
+    pub fn statement_timeout(&self) -> Duration {
+        self.statement_timeout
+    }
+
+    /// What `error`, of a statement to this server, says.
+    #[must_use]
+    pub fn failure(&self, error: &tokio_postgres::Error) -> Failure {
+        Failure::of(&self.shown, error)
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Server({})", self.shown)
+    }
+}
+
+struct Ssl {
+    mode: Mode,
+    roots: Option<String>,
+}
+
+/// The URL without the parameters that the wire's library does not know, and what they say.
+fn take_ssl(url: &str) -> Result<(String, Ssl), UrlError> {
+    if !url.starts_with("postgresql://") && !url.starts_with("postgres://") {
+        return Err(UrlError::Scheme);
+    }
+    let mut ssl = Ssl { mode: Mode::Prefer, roots: None };
+    // A password may have a question mark in it.
+    let authority = url.find('@').unwrap_or(0);
+    let Some(query) = url[authority..].find('?').map(|at| authority + at) else { return Ok((url.to_owned(), ssl)) };
+    let mut kept = Vec::new();
+    for parameter in url[query + 1..].split('&') {
+        let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
+        let decoded =
+            percent_decode_str(value).decode_utf8().map_err(|_| UrlError::Form("it is not UTF-8".to_owned()))?;
+        match name {
+            "sslmode" => ssl.mode = Mode::parse(&decoded)?,
+            "sslrootcert" if decoded == "system" => {}
+            "sslrootcert" => ssl.roots = Some(decoded.into_owned()),
+            _ => kept.push(parameter),
+        }
+    }
+    let separator = if kept.is_empty() { "" } else { "?" };
+    Ok((format!("{}{separator}{}", &url[..query], kept.join("&")), ssl))
+}
+
+/// The library's words name options, and no values.
+fn reason_of(error: &tokio_postgres::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+/// As `options` of the protocol's start wants it.
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace(' ', "\\ ")
+}
+
+fn show(config: &Config) -> String {
+    let ports = config.get_ports();
+    let port = |at: usize| ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+    let host = |(at, host): (usize, &Host)| match host {
+        Host::Tcp(name) if name.contains(':') => format!("[{name}]:{}", port(at)),
+        Host::Tcp(name) => format!("{name}:{}", port(at)),
+        Host::Unix(path) => format!("{}:{}", path.display(), port(at)),
+    };
+    let mut hosts: Vec<String> = config.get_hosts().iter().enumerate().map(host).collect();
+    if hosts.is_empty() {
+        hosts = config.get_hostaddrs().iter().enumerate().map(|(at, ip)| format!("{ip}:{}", port(at))).collect();
+    }
+    let user = config.get_user().map(|user| format!("{user}@")).unwrap_or_default();
+    let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
+    format!("postgresql://{user}{}/{database}", hosts.join(","))
+}
+
+#[cfg(test)]
+mod tests;

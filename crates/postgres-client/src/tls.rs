@@ -1,0 +1,146 @@
+//! What the modes of `sslmode` mean, as libpq's documentation tells it (PostgreSQL 15, 34.19 "SSL Support").
+
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use tokio_postgres::config::SslMode;
+
+use crate::server::UrlError;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Mode {
+    Disable,
+    /// Encrypted if the server can; whom it is spoken to is not checked.
+    Prefer,
+    /// Encrypted; whom it is spoken to is not checked, unless there is a root certificate.
+    Require,
+    /// Signed by a root certificate.
+    VerifyCa,
+    /// And issued for the host of the URL.
+    VerifyFull,
+}
+
+impl Mode {
+    pub(crate) fn parse(text: &str) -> Result<Self, UrlError> {
+        Ok(match text {
+            "disable" => Mode::Disable,
+            "prefer" => Mode::Prefer,
+            "require" => Mode::Require,
+            "verify-ca" => Mode::VerifyCa,
+            "verify-full" => Mode::VerifyFull,
+            _ => return Err(UrlError::SslMode),
+        })
+    }
+
+    /// What the wire needs to know of it.
+    pub(crate) fn on_the_wire(self) -> SslMode {
+        match self {
+            Mode::Disable => SslMode::Disable,
+            Mode::Prefer => SslMode::Prefer,
+            Mode::Require | Mode::VerifyCa | Mode::VerifyFull => SslMode::Require,
+        }
+    }
+}
+
+/// `roots`: a file in PEM; if there is none, the roots that Mozilla publishes.
+pub(crate) fn client(mode: Mode, roots: Option<&str>) -> Result<ClientConfig, UrlError> {
+    let provider = Arc::new(ring::default_provider());
+    let check = match (mode, roots) {
+        // As libpq does, so that older set-ups stay as safe as they were.
+        (Mode::Require, Some(_)) => Check::Signed(verifier(&provider, roots)?),
+        (Mode::Disable | Mode::Prefer | Mode::Require, _) => Check::Nothing,
+        (Mode::VerifyCa, _) => Check::Signed(verifier(&provider, roots)?),
+        (Mode::VerifyFull, _) => Check::SignedForHost(verifier(&provider, roots)?),
+    };
+    let verifier = Verifier { check, provider: provider.clone() };
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.expect("ring has a suite for each protocol version").dangerous();
+    Ok(config.with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
+}
+
+fn verifier(provider: &Arc<CryptoProvider>, roots: Option<&str>) -> Result<Arc<WebPkiServerVerifier>, UrlError> {
+    let mut store = RootCertStore::empty();
+    match roots {
+        None => store.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned()),
+        Some(path) => {
+            let refused = |error: String| UrlError::RootCertificate { path: path.to_owned(), reason: error };
+            let certificates = CertificateDer::pem_file_iter(path).map_err(|error| refused(error.to_string()))?;
+            for certificate in certificates {
+                let certificate = certificate.map_err(|error| refused(error.to_string()))?;
+                store.add(certificate).map_err(|error| refused(error.to_string()))?;
+            }
+            if store.is_empty() {
+                return Err(refused("there is no certificate in it".to_owned()));
+            }
+        }
+    }
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone()).build();
+    Ok(verifier.expect("there are roots, and no lists of revoked certificates"))
+}
+
+#[derive(Debug)]
+enum Check {
+    Nothing,
+    Signed(Arc<WebPkiServerVerifier>),
+    SignedForHost(Arc<WebPkiServerVerifier>),
+}
+
+#[derive(Debug)]
+struct Verifier {
+    check: Check,
+    provider: Arc<CryptoProvider>,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match &self.check {
+            Check::Nothing => Ok(ServerCertVerified::assertion()),
+            Check::SignedForHost(verifier) => {
+                verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+            }
+            // The name is looked at last, so that this error says that all else is good.
+            Check::Signed(verifier) => {
+                match verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
+                    Err(rustls::Error::InvalidCertificate(
+                        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+                    )) => Ok(ServerCertVerified::assertion()),
+                    checked => checked,
+                }
+            }
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        rustls::crypto::verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}

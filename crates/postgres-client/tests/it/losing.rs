@@ -1,0 +1,64 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use engines::postgres::Postgres;
+use postgres_client::{Failure, Link, Options, Server};
+use runtime::{Runtime, TaskSet};
+use tokio_util::sync::CancellationToken;
+
+async fn one(link: &Link) -> Result<i32, Failure> {
+    let session = link.session().await?;
+    let statement = session.prepare("select 1").await?;
+    Ok(session.within(session.client().query_one(&statement, &[])).await?.get(0))
+}
+
+async fn until(link: &mut Link, is_up: bool) {
+    while link.is_up() != is_up {
+        link.changed().await;
+    }
+}
+
+#[tokio::test]
+async fn a_link_outlives_its_server() {
+    let postgres = Postgres::start().unwrap();
+    let (runtime, stop) = (Runtime::real(), CancellationToken::new());
+    let tasks = TaskSet::new(&runtime);
+    let options = Options { statement_timeout: Duration::from_millis(300), ..Options::default() };
+    let server = Arc::new(Server::new(&postgres.url("postgres"), options).unwrap());
+    let mut link = Link::start(&runtime, &tasks, &server, stop.clone());
+    assert_eq!(one(&link).await, Ok(1));
+
+    for kill in [true, false] {
+        if kill {
+            postgres.kill().unwrap()
+        } else {
+            postgres.stop().unwrap()
+        }
+        until(&mut link, false).await;
+        let failure = one(&link).await.unwrap_err();
+        assert!(failure.is_retryable(), "{failure}");
+        postgres.restart().unwrap();
+        until(&mut link, true).await;
+        assert_eq!(one(&link).await, Ok(1));
+    }
+
+    let long = async {
+        let session = link.session().await?;
+        session.within(session.client().batch_execute("select pg_sleep(5)")).await
+    };
+    let failure = long.await.unwrap_err();
+    assert!(failure.is_conflict(), "the server ends a statement that is too long: {failure}");
+
+    // A server that does not answer at all: the connection is given up, and what comes later finds none.
+    postgres.pause().unwrap();
+    let failure = one(&link).await.unwrap_err();
+    assert!(matches!(failure, Failure::Silent { .. }), "{failure}");
+    postgres.resume().unwrap();
+    until(&mut link, false).await;
+    until(&mut link, true).await;
+    assert_eq!(one(&link).await, Ok(1));
+
+    stop.cancel();
+    tasks.join().await;
+    assert!(one(&link).await.is_err());
+}
