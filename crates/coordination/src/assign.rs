@@ -3,7 +3,7 @@
 //! Sticky and balanced. A shard stays with its living owner unless that one has more than its share; shares differ by
 //! at most one. So a member that joins takes only its share, and when one leaves, only its shards move. Which shards
 //! move, and where to, is chosen by rendezvous hashing (Thaler and Ravishankar, 1998), so that members with the same
-//! view never choose differently. Against a ring of points: docs/decisions/0091-sticky-shares.md.
+//! view never choose differently. Against a ring of points: docs/decisions/0100-sticky-shares.md.
 //!
 //! What it does not do: exclude anyone. Two members with different views may both want a shard; the claim decides.
 

@@ -18,6 +18,9 @@ mod elector;
 mod error;
 mod name;
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
+
 pub mod membership;
 pub mod memory;
 

@@ -1,3 +1,34 @@
-//! The engine in memory keeps the port's promises, and a membership over it keeps its own.
+//! The engine in memory keeps the port's promises, and a membership over it keeps its own; and the promises' tests can
+//! fail.
 
 mod membership;
+mod mutants;
+mod support;
+
+use coordination::conformance::Case;
+use coordination::memory::MemoryOptions;
+use support::{Memory, on_real, slow};
+
+mod real {
+    use super::*;
+
+    coordination::conformance_tests!(run);
+
+    fn run(case: Case) {
+        on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
+    }
+}
+
+/// Calls interleave as the seed says.
+mod simulated {
+    use super::*;
+
+    coordination::conformance_tests!(run);
+
+    fn run(case: Case) {
+        for seed in 0..8 {
+            let sim = simulator::Simulation::new(seed);
+            sim.run_until(async { case.run(&Memory::new(sim.outside(), slow())).await });
+        }
+    }
+}
