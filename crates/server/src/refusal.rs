@@ -151,7 +151,7 @@ pub(crate) fn to_json(value: &impl serde::Serialize) -> Vec<u8> {
 impl From<StoreError> for Refused {
     fn from(error: StoreError) -> Refused {
         match &error {
-            StoreError::Full { .. } => refuse(
+            StoreError::Full(_) => refuse(
                 Kind::StorageFull,
                 "schedules are neither made nor changed until there is space; reading and firing go on",
             ),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
 use store::{Arrival, Inserted, Mark, Marked, Placed, Positions, StoreError, WriteRefusal, Written};
 
-use crate::codec::entry::{InsertItem, Kind, Reader};
+use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, take_attempts};
 use crate::codec::row::{Changed, Head};
 use crate::codec::{Malformed, Put, Take, key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
@@ -31,6 +31,7 @@ pub(crate) enum Answer {
     Done,
     Terms(Vec<Term>),
     Written(Vec<Result<Written, WriteRefusal>>),
+    HandedOver(Vec<Result<(), WriteRefusal>>),
 }
 
 pub(crate) struct Machine {
@@ -97,6 +98,13 @@ impl Machine {
                     written.push(self.write(at, &reader.write().map_err(malformed)?)?);
                 }
                 Answer::Written(written)
+            }
+            Kind::HandOver => {
+                let mut answers = Vec::with_capacity(count);
+                for at in sequences {
+                    answers.push(self.hand_over(at, reader.hand_over().map_err(malformed)?));
+                }
+                Answer::HandedOver(answers)
             }
         };
         reader.end().map_err(malformed)?;
@@ -209,6 +217,17 @@ impl Machine {
         self.index().put(Family::Points, &key::term(shard), &value, at);
         term
     }
+
+    fn hand_over(&self, at: Sequence, list: HandOverItem<'_>) -> Result<(), WriteRefusal> {
+        let mut memory = self.memory();
+        if memory.terms.get(&list.shard) != Some(&list.term) {
+            return Err(WriteRefusal::Superseded);
+        }
+        memory.handed_over.insert(list.shard, list.attempts);
+        drop(memory);
+        self.index().put(Family::Points, &key::handed_over(list.shard), list.value, at);
+        Ok(())
+    }
 }
 
 /// Whether a schedule's id is the one that its server made from its incarnation: such an id needs no row.
@@ -216,10 +235,10 @@ pub(crate) fn is_server_made(id: &str, incarnation: Incarnation) -> bool {
     ScheduleId::new(id).ok().and_then(|id| id.to_incarnation()) == Some(incarnation)
 }
 
-/// Reads positions, terms and tenants as they were before `before`, and tells the index what its due rows are worth.
+/// Reads positions, terms, tenants and what was handed over, as they were before `before`, and tells the index what its due rows are worth.
 pub(crate) fn load(index: &dyn Index, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
     let mut first_error = None;
-    for kind in [key::POSITIONS, key::TERM, key::TENANT] {
+    for kind in [key::POSITIONS, key::TERM, key::TENANT, key::HANDED_OVER] {
         let scan = index.scan(Family::Points, &[kind], &[kind + 1], before, &mut |key, value| match load_row(
             kind, key, value, memory,
         ) {
@@ -250,7 +269,10 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
         }
         key::TERM => {
             take.version(1)?;
-            memory.terms.insert(key::parse_term(key)?, Term(take.u64()?));
+            memory.terms.insert(key::parse_shard(kind, key)?, Term(take.u64()?));
+        }
+        key::HANDED_OVER => {
+            memory.handed_over.insert(key::parse_shard(kind, key)?, take_attempts(value)?);
         }
         _ => {
             let tenant = tenant::take(value)?;

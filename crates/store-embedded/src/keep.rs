@@ -81,10 +81,9 @@ impl Shared {
     }
 
     pub(crate) fn full_error(&self) -> StoreError {
-        StoreError::Full {
-            free_bytes: self.free_bytes.load(Ordering::Relaxed),
-            floor_bytes: self.options.free_bytes_floor,
-        }
+        let free = self.free_bytes.load(Ordering::Relaxed);
+        let floor = self.options.free_bytes_floor;
+        StoreError::Full(format!("{free} bytes are free, {floor} must stay free"))
     }
 
     /// Returns at once unless flushing or merging is far behind; and when the store is closed.

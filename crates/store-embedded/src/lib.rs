@@ -36,8 +36,8 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use journal::{AppendError, Journal};
 use store::{
-    Arrival, Change, Cursor, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed, Positions,
-    Store, StoreError, Tenant, WriteRefusal, Written,
+    Arrival, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -146,7 +146,7 @@ impl EmbeddedStore {
         match self.shared.health() {
             Health::Ready => {}
             Health::Full => return Err(self.shared.full_error()),
-            Health::Closed => return Err(closed()),
+            Health::Closed | Health::Unreachable => return Err(closed()),
         }
         if self.memory().arrivals.is_full() {
             return Err(StoreError::Unavailable("the owner has not read its arrivals for too long".to_owned()));
@@ -356,6 +356,19 @@ impl Store for EmbeddedStore {
             writes.iter().for_each(|write| entries.write(write));
             Ok(join!(self.submit(entries).await?, Written))
         })
+    }
+
+    fn hand_over(&self, lists: Vec<HandOver>) -> store::Answer<'_, Vec<Result<(), WriteRefusal>>> {
+        Box::pin(async move {
+            let mut entries = self.builder(Kind::HandOver);
+            lists.iter().for_each(|list| entries.hand_over(list));
+            Ok(join!(self.submit(entries).await?, HandedOver))
+        })
+    }
+
+    fn handed_over(&self, shards: Vec<ShardId>) -> store::Answer<'_, Vec<Vec<HandedOver>>> {
+        let of = |memory: &Memory, shard| memory.handed_over.get(shard).cloned().unwrap_or_default();
+        self.recall(|memory| shards.iter().map(|shard| of(memory, shard)).collect())
     }
 }
 

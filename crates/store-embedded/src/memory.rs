@@ -7,7 +7,7 @@ mod states;
 use std::collections::BTreeMap;
 
 use domain::{PollerId, ShardId, TenantId, Term};
-use store::{Positions, Tenant};
+use store::{HandedOver, Positions, Tenant};
 
 pub(crate) use arrivals::Arrivals;
 pub(crate) use states::States;
@@ -17,6 +17,7 @@ pub(crate) use states::States;
 pub(crate) struct Memory {
     pub positions: BTreeMap<PollerId, Positions>,
     pub terms: BTreeMap<ShardId, Term>,
+    pub handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     pub tenants: BTreeMap<TenantId, Tenant>,
     pub arrivals: Arrivals,
 }
@@ -26,6 +27,7 @@ impl Memory {
         Memory {
             positions: BTreeMap::new(),
             terms: BTreeMap::new(),
+            handed_over: BTreeMap::new(),
             tenants: BTreeMap::new(),
             arrivals: Arrivals::new(arrivals_max),
         }

@@ -124,6 +124,7 @@ suite! { $
         an_older_term_is_refused_for_every_change
         a_write_and_a_take_at_once_agree_on_the_outcome
         a_refused_item_leaves_the_others_alone
+        what_is_in_flight_is_handed_over_under_a_term
     }
     changes {
         a_put_makes_what_is_not_there

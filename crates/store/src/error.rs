@@ -7,8 +7,8 @@ pub enum StoreError {
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
     /// Too little space is left for users' writes.
-    #[error("the store's disk is nearly full: {free_bytes} bytes are free, {floor_bytes} must stay free")]
-    Full { free_bytes: u64, floor_bytes: u64 },
+    #[error("the store's disk is nearly full: {0}")]
+    Full(String),
     /// Stored bytes are not what was written. Nothing of them was served.
     #[error("stored data is damaged: {0}")]
     Damaged(String),
@@ -18,7 +18,7 @@ impl StoreError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            StoreError::Unavailable(_) | StoreError::Full { .. } => true,
+            StoreError::Unavailable(_) | StoreError::Full(_) => true,
             StoreError::Damaged(_) => false,
         }
     }

@@ -100,9 +100,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// The due rows that [`Store::insert`] and [`Store::place`] wrote to these shards after `cursor`, at most about
     /// `limit`, and the cursor to go on from; a row may be told twice, and one whose call is under way may be told.
-    /// Rows of [`Store::write`] need not be told: the owner knows them. The engine may forget, for these shards, what is
-    /// at or before a cursor that a caller has presented; one in the caller's own process may forget all when it closes,
-    /// as whoever takes the shards then reads their due rows from `done` on.
+    /// Rows of [`Store::write`] need not be told: the owner knows them. Nor need those from before this store was opened:
+    /// whoever takes a shard reads its due rows from `done` on, after it called this once. The engine may forget, for
+    /// these shards, what is at or before a cursor that a caller has presented.
     fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)>;
 
     /// What the cancel marks of these shards after `cursor` name, as [`Store::arrivals`]: by incarnation, so that a mark
@@ -117,6 +117,14 @@ pub trait Store: Send + Sync + 'static {
     /// Changes under terms, each with its own answer. Items of one schedule or poller take effect in their order; of
     /// two calls at once, in any.
     fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>>;
+
+    /// Replaces each shard's list of attempts in flight: what an owner that lets go tells its successor. Each under its
+    /// term, with its own answer.
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>>;
+
+    /// What was last handed over with each shard, whoever took it since; empty if nothing ever was. Read after
+    /// [`Store::take`], it is all that an earlier owner had to tell.
+    fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>>;
 }
 
 /// A place in a stream of an engine; only the engine knows what it means. [`Cursor::default`] is the beginning.
@@ -241,6 +249,23 @@ pub enum Change {
     Positions(Positions),
 }
 
+/// The attempts in flight of a shard, as its owner lets go of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HandOver {
+    pub shard: ShardId,
+    pub term: Term,
+    pub attempts: Vec<HandedOver>,
+}
+
+/// An attempt that an earlier owner had in flight: its successor waits for the outcome before it makes it again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HandedOver {
+    pub poller: PollerId,
+    pub key: DueKey,
+    /// When it has ended in any case, by the earlier owner's clock.
+    pub until: Timestamp,
+}
+
 #[derive(Clone, PartialEq, Debug)]
 pub enum Written {
     /// What [`Change::Put`] made: the schedule as it is now, where its row is, and what was there before.
@@ -257,6 +282,8 @@ pub enum Health {
     Ready,
     /// The disk is nearly full: users' writes are refused with [`StoreError::Full`], reads and owners' writes go on.
     Full,
+    /// The engine's server cannot be reached; calls fail until it can.
+    Unreachable,
     /// Nothing is taken: the engine is closing, or has failed.
     Closed,
 }

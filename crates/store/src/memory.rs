@@ -27,8 +27,8 @@ use runtime::Runtime;
 use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Arrival, Cursor, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed, Positions,
-    Store, StoreError, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 
 /// How a [`MemoryStore`] behaves within what the port allows.
@@ -313,5 +313,21 @@ impl Store for MemoryStore {
             }
             call.end(answers).await
         })
+    }
+
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>> {
+        Box::pin(async move {
+            let mut call = self.begin(Access::Owner, lists.len()).await?;
+            let mut answers = Vec::with_capacity(lists.len());
+            for list in lists {
+                call.step().await?;
+                answers.push(self.model().hand_over(list));
+            }
+            call.end(answers).await
+        })
+    }
+
+    fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>> {
+        Box::pin(self.read(shards, Model::handed_over))
     }
 }

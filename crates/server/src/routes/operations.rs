@@ -20,6 +20,9 @@ pub(super) fn ready(shared: &Shared) -> Result<Response<Body>, Refused> {
     let status = match shared.scheduler.health() {
         Health::Ready => "ready",
         Health::Full => "storage_full",
+        Health::Unreachable => {
+            return Err(refuse(Kind::StoreUnavailable, "the store's server cannot be reached; it is tried again"));
+        }
         Health::Closed => return Err(refuse(Kind::StoreUnavailable, "the store is closed, or has failed")),
     };
     Ok(answer::json(StatusCode::OK, &json!({ "status": status })))

@@ -11,8 +11,8 @@ use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, T
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
-    Answer, Arrival, Change, Cursor, DueBound, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite,
-    Placed, Positions, Store, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark,
+    Marked, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
 };
 
 /// A bug that somebody could have written.
@@ -135,6 +135,14 @@ impl Store for Mutated {
 
     fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
         self.store.take(shards)
+    }
+
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>> {
+        self.store.hand_over(lists)
+    }
+
+    fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>> {
+        self.store.handed_over(shards)
     }
 
     fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {

@@ -1,7 +1,7 @@
 //! Journal entries: one call's batch, or a part of it. Items are decoded one by one and borrow the entry's bytes.
 
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ScheduleId, ShardId, TenantId, Term};
-use store::{Change, Insert, Mark, OwnerWrite, Positions, Tenant};
+use store::{Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, Tenant};
 
 use super::{Malformed, Put, Take, row, run, tenant};
 
@@ -17,6 +17,7 @@ pub(crate) enum Kind {
     PutTenant = 4,
     Take = 5,
     Write = 6,
+    HandOver = 7,
 }
 
 /// Builds the entries of one call: a new one is begun when the present one has grown to `entry_len_max`.
@@ -29,6 +30,10 @@ pub(crate) struct Builder {
 }
 
 const HEADER_LEN: usize = 6;
+
+const ATTEMPTS_VERSION: u8 = 1;
+/// Poller, due key, instant.
+const ATTEMPT_LEN: usize = 8 + 44 + 8;
 
 impl Builder {
     pub(crate) fn new(kind: Kind, entry_len_max: usize) -> Self {
@@ -96,6 +101,14 @@ impl Builder {
     pub(crate) fn write(&mut self, write: &OwnerWrite) {
         self.item(|out| put_write(out, write));
     }
+
+    pub(crate) fn hand_over(&mut self, list: &HandOver) {
+        self.item(|out| {
+            out.u16(list.shard.0);
+            out.u64(list.term.0);
+            put_blob_of(out, |out| put_attempts(out, &list.attempts));
+        });
+    }
 }
 
 /// The most items that one entry holds.
@@ -107,6 +120,28 @@ fn put_blob_of(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>)) {
     put(out);
     let len = u32::try_from(out.len() - at - 4).expect("a request's size limit keeps values below 2^32");
     out[at..at + 4].copy_from_slice(&len.to_le_bytes());
+}
+
+pub(crate) fn put_attempts(out: &mut Vec<u8>, attempts: &[HandedOver]) {
+    out.u8(ATTEMPTS_VERSION);
+    out.count(attempts.len());
+    for HandedOver { poller, key, until } in attempts {
+        out.poller(*poller);
+        out.due(key);
+        out.timestamp(*until);
+    }
+}
+
+pub(crate) fn take_attempts(value: &[u8]) -> Result<Vec<HandedOver>, Malformed> {
+    let mut take = Take::new("attempts handed over", value);
+    take.version(ATTEMPTS_VERSION)?;
+    let count = take.count(ATTEMPT_LEN)?;
+    let mut attempts = Vec::with_capacity(count);
+    for _ in 0..count {
+        attempts.push(HandedOver { poller: take.poller()?, key: take.due()?, until: take.timestamp()? });
+    }
+    take.end()?;
+    Ok(attempts)
 }
 
 fn put_insert(out: &mut Vec<u8>, insert: &Insert) {
@@ -209,6 +244,15 @@ pub(crate) struct RunItem<'a> {
     pub value: &'a [u8],
 }
 
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct HandOverItem<'a> {
+    pub shard: ShardId,
+    pub term: Term,
+    pub attempts: Vec<HandedOver>,
+    /// As [`put_attempts`] writes them.
+    pub value: &'a [u8],
+}
+
 impl<'a> Reader<'a> {
     pub(crate) fn new(entry: &'a [u8]) -> Result<Self, Malformed> {
         let mut take = Take::new("a journal entry", entry);
@@ -220,6 +264,7 @@ impl<'a> Reader<'a> {
             4 => Kind::PutTenant,
             5 => Kind::Take,
             6 => Kind::Write,
+            7 => Kind::HandOver,
             _ => return Err(take.malformed()),
         };
         let count = take.u32()?;
@@ -253,6 +298,12 @@ impl<'a> Reader<'a> {
 
     pub(crate) fn take(&mut self) -> Result<ShardId, Malformed> {
         self.take.u16().map(ShardId)
+    }
+
+    pub(crate) fn hand_over(&mut self) -> Result<HandOverItem<'a>, Malformed> {
+        let (shard, term) = (ShardId(self.take.u16()?), Term(self.take.u64()?));
+        let value = self.take.blob()?;
+        Ok(HandOverItem { shard, term, attempts: take_attempts(value)?, value })
     }
 
     pub(crate) fn write(&mut self) -> Result<WriteItem<'a>, Malformed> {

@@ -12,6 +12,7 @@ const DEAD_LETTER: u8 = b'd';
 pub(crate) const POSITIONS: u8 = b'p';
 pub(crate) const TERM: u8 = b't';
 pub(crate) const TENANT: u8 = b'u';
+pub(crate) const HANDED_OVER: u8 = b'h';
 
 /// `Family::Rows`.
 pub(crate) fn row(key: Incarnation) -> [u8; 16] {
@@ -181,9 +182,15 @@ pub(crate) fn term(shard: ShardId) -> [u8; 3] {
     [TERM, high, low]
 }
 
-pub(crate) fn parse_term(key: &[u8]) -> Result<ShardId, Malformed> {
-    let mut take = Take::new("a term's key", key);
-    take.version(TERM)?;
+pub(crate) fn handed_over(shard: ShardId) -> [u8; 3] {
+    let [high, low] = shard.0.to_be_bytes();
+    [HANDED_OVER, high, low]
+}
+
+/// Of a key that begins with `kind`: of [`term`] or [`handed_over`].
+pub(crate) fn parse_shard(kind: u8, key: &[u8]) -> Result<ShardId, Malformed> {
+    let mut take = Take::new("a shard's key", key);
+    take.version(kind)?;
     let shard = ShardId(u16::from_be_bytes(take.array()?));
     take.end()?;
     Ok(shard)

@@ -11,9 +11,9 @@ use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use store::tenant::SecretBytes;
-use store::{ApiKey, Change, Insert, Mark, OwnerWrite, Positions, Role, Tenant};
+use store::{ApiKey, Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, Role, Tenant};
 
-use super::entry::{Builder, ChangeItem, InsertItem, Kind, Reader, WriteItem};
+use super::entry::{Builder, ChangeItem, InsertItem, Kind, Reader, WriteItem, take_attempts};
 use super::row::{Changed, Head};
 use super::*;
 use crate::read::hex;
@@ -289,6 +289,20 @@ proptest! {
     }
 
     #[test]
+    fn attempts_that_are_handed_over_come_back(
+        attempts in vec((poller(), due(), timestamp()), 0..4), cut in any::<prop::sample::Index>()
+    ) {
+        let attempts = attempts.into_iter().map(|(poller, key, until)| HandedOver { poller, key, until }).collect();
+        let list = HandOver { shard: ShardId(9), term: Term(8), attempts };
+        let entry = one_entry(Kind::HandOver, |builder| builder.hand_over(&list));
+        let read = Reader::new(&entry).unwrap().hand_over().unwrap();
+        prop_assert_eq!((read.shard, read.term, &read.attempts), (list.shard, list.term, &list.attempts));
+        prop_assert_eq!(take_attempts(read.value), Ok(list.attempts));
+        let cut = cut.index(entry.len());
+        prop_assert!(Reader::new(&entry[..cut]).and_then(|mut reader| reader.hand_over().map(|_| ())).is_err());
+    }
+
+    #[test]
     fn cut_or_strange_bytes_are_refused_and_never_panic(
         write in (any::<u64>(), poller(), change()), cut in any::<prop::sample::Index>(), noise in vec(any::<u8>(), 0..80)
     ) {
@@ -426,6 +440,8 @@ fn stored_bytes_are_what_they_have_always_been() {
         write(Change::Positions(Positions { closed: Timestamp::from_millis(9), done: Timestamp::from_millis(8) })),
     ];
     let mark = Mark { tenant: TenantId(7), id: schedule.id.clone() };
+    let attempt = HandedOver { poller, key: a_due_key(), until: Timestamp::from_millis(10) };
+    let hand_over = HandOver { shard: ShardId(5), term: Term(6), attempts: vec![attempt] };
     let checkpoint = crate::checkpoint::Checkpoint {
         index: crate::IndexKind::Lsm,
         epoch: 1_800_000_000,
@@ -443,6 +459,7 @@ fn stored_bytes_are_what_they_have_always_been() {
         ("entry mark", one_entry(Kind::Mark, |builder| builder.mark(&mark))),
         ("entry tenant", one_entry(Kind::PutTenant, |builder| builder.tenant(&tenant))),
         ("entry take", one_entry(Kind::Take, |builder| builder.take(ShardId(5)))),
+        ("entry hand over", one_entry(Kind::HandOver, |builder| builder.hand_over(&hand_over))),
         ("entry write", one_entry(Kind::Write, |builder| writes.iter().for_each(|write| builder.write(write)))),
         ("checkpoint", crate::file::envelope(&checkpoint.encode())),
         ("key row", key::row(incarnation).to_vec()),
@@ -453,6 +470,7 @@ fn stored_bytes_are_what_they_have_always_been() {
         ("key dead letter", key::dead_letter(TenantId(7), &an_occurrence()).to_vec()),
         ("key positions", key::positions(poller).to_vec()),
         ("key term", key::term(ShardId(5)).to_vec()),
+        ("key handed over", key::handed_over(ShardId(5)).to_vec()),
         ("key tenant", key::tenant(TenantId(7)).to_vec()),
     ];
     let found: String = lines.iter().map(|(name, bytes)| format!("{name}: {}\n", hex(bytes))).collect();

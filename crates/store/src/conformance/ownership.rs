@@ -5,7 +5,7 @@ use futures_util::future::join;
 
 use super::Subject;
 use super::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, yield_times};
-use crate::{Change, Insert, Positions, WriteRefusal, Written};
+use crate::{Change, HandOver, HandedOver, Insert, Positions, WriteRefusal, Written};
 
 pub(super) async fn terms_rise(subject: &dyn Subject) {
     let mut scene = Scene::open(subject).await;
@@ -140,4 +140,40 @@ pub(super) async fn a_refused_item_leaves_the_others_alone(subject: &dyn Subject
     assert_eq!(answers, [Err(WriteRefusal::Superseded), Err(WriteRefusal::NotFound), Ok(Written::Done)]);
     assert_ne!(scene.now(&schedules[0]).await, schedules[0]);
     assert_eq!(scene.now(&schedules[1]).await, schedules[1]);
+}
+
+pub(super) async fn what_is_in_flight_is_handed_over_under_a_term(subject: &dyn Subject) {
+    let mut scene = Scene::open(subject).await;
+    let (ours, other) = (poller(TENANT, 0), poller(TENANT, 1));
+    let (shard, other_shard) = (ours.shard(), other.shard());
+    assert_ne!(shard, other_shard, "the case needs two shards");
+    let handed_over =
+        async |scene: &Scene| scene.store.handed_over(vec![other_shard, shard]).await.expect("the store is read");
+    assert_eq!(handed_over(&scene).await, [vec![], vec![]], "nobody handed anything over");
+
+    let attempts: Vec<HandedOver> = (0..300)
+        .map(|number| {
+            let key = scene.unnamed_in(ours, minute(number)).due;
+            HandedOver { poller: ours, key: DueKey { attempt: 3, ..key }, until: minute(number + 5) }
+        })
+        .collect();
+    let (old, other_term) = (scene.take(shard).await, scene.take(other_shard).await);
+    let list = |term, attempts: &[HandedOver]| HandOver { shard, term, attempts: attempts.to_vec() };
+    let apart = HandOver { shard: other_shard, term: other_term, attempts: Vec::new() };
+    let answers = scene.store.hand_over(vec![list(old, &attempts), apart]).await.expect("the call goes through");
+    assert_eq!(answers, [Ok(()), Ok(())]);
+    let new = scene.take(shard).await;
+    assert_eq!(handed_over(&scene).await, [vec![], attempts.clone()], "the next owner is told");
+
+    let late = scene.store.hand_over(vec![list(old, &attempts[..1])]).await.expect("the call goes through");
+    assert_eq!(late, [Err(WriteRefusal::Superseded)]);
+    assert_eq!(handed_over(&scene).await[1], attempts, "refused, and without effect");
+    scene = scene.reopen(subject).await;
+    assert_eq!(handed_over(&scene).await[1], attempts, "it outlives a reopen");
+
+    let newest = scene.take(shard).await;
+    assert!(newest > new);
+    let answers = scene.store.hand_over(vec![list(newest, &attempts[7..9])]).await.expect("the call goes through");
+    assert_eq!(answers, [Ok(())]);
+    assert_eq!(handed_over(&scene).await[1], attempts[7..9], "a list replaces the one before");
 }

@@ -40,7 +40,8 @@ impl MemoryStore {
         let health = self.model().health;
         match health {
             Health::Closed => return Err(unavailable("closed")),
-            Health::Full if access == Access::User => return Err(StoreError::Full { free_bytes: 0, floor_bytes: 1 }),
+            Health::Unreachable => return Err(unavailable("unreachable")),
+            Health::Full if access == Access::User => return Err(StoreError::Full("it was told so".to_owned())),
             Health::Full | Health::Ready => {}
         }
         if failure == Failure::AfterSteps(0) {

@@ -11,7 +11,9 @@ use domain::{
     Term, Timestamp,
 };
 
-use crate::{Arrival, Cursor, DueBound, DuePage, DueRead, Health, Positions, Tenant, WriteRefusal};
+use crate::{
+    Arrival, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Positions, Tenant, WriteRefusal,
+};
 
 /// Who writes a due row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,6 +38,7 @@ pub(super) struct Model {
     due: BTreeMap<PollerId, BTreeSet<DueKey>>,
     positions: BTreeMap<PollerId, Positions>,
     terms: BTreeMap<ShardId, Term>,
+    handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     runs: BTreeMap<Occurrence, Run>,
     redriven: BTreeSet<Occurrence>,
     tenants: BTreeMap<TenantId, Tenant>,
@@ -54,6 +57,7 @@ impl Default for Model {
             due: BTreeMap::new(),
             positions: BTreeMap::new(),
             terms: BTreeMap::new(),
+            handed_over: BTreeMap::new(),
             runs: BTreeMap::new(),
             redriven: BTreeSet::new(),
             tenants: BTreeMap::new(),
@@ -172,6 +176,14 @@ impl Model {
         if term == newest { Ok(()) } else { Err(WriteRefusal::Superseded) }
     }
 
+    pub(super) fn hand_over(&mut self, list: HandOver) -> Result<(), WriteRefusal> {
+        self.check_term(list.shard, list.term)?;
+        let of_shard = list.attempts.iter().all(|attempt| attempt.poller.shard() == list.shard);
+        assert!(of_shard, "an attempt is handed over with its own shard: {list:?}");
+        self.handed_over.insert(list.shard, list.attempts);
+        Ok(())
+    }
+
     /// Changes a schedule under the same name, incarnation and poller.
     pub(super) fn change_schedule(&mut self, incarnation: Incarnation, change: impl FnOnce(&mut Schedule)) {
         let row = self.schedules.get_mut(&incarnation).expect("the caller has just read it");
@@ -252,6 +264,10 @@ impl Model {
 
     pub(super) fn positions(&self, poller: PollerId) -> Positions {
         self.positions.get(&poller).copied().unwrap_or_default()
+    }
+
+    pub(super) fn handed_over(&self, shard: ShardId) -> Vec<HandedOver> {
+        self.handed_over.get(&shard).cloned().unwrap_or_default()
     }
 
     pub(super) fn due(&self, read: &DueRead) -> DuePage {

@@ -15,8 +15,8 @@ use store::conformance::Case;
 use store::conformance::differential::{self, Operation};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Arrival, Cursor, DueBound, DuePage, DueRead, Health, Insert, Inserted, Mark, Marked, OwnerWrite, Placed,
-    Positions, Store, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
 };
 
 use crate::support::{Memory, weak_and_slow};
@@ -34,6 +34,7 @@ enum Bug {
     DueNextStopsAtUntil,
     DueUntilIsExcluded,
     FinalOutcomeIsAnsweredDone,
+    HandOverIsLost,
     InsertsBackwards,
     LoadsOutOfOrder,
     MadeIdIsTakenFromItsText,
@@ -60,6 +61,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::DueNextStopsAtUntil, "a_due_page_says_where_the_next_row_is"),
     (Bug::DueUntilIsExcluded, "due_rows_come_in_key_order_between_their_bounds"),
     (Bug::FinalOutcomeIsAnsweredDone, "an_occurrence_has_one_final_outcome"),
+    (Bug::HandOverIsLost, "what_is_in_flight_is_handed_over_under_a_term"),
     (Bug::InsertsBackwards, "of_two_inserts_of_one_id_in_a_batch_the_first_wins"),
     (Bug::LoadsOutOfOrder, "a_batch_of_ten_thousand_is_answered_in_order"),
     (Bug::MadeIdIsTakenFromItsText, "a_chosen_id_in_the_form_of_a_made_one_is_only_a_name"),
@@ -285,6 +287,17 @@ impl Store for Broken {
             }
             Ok(terms)
         })
+    }
+
+    fn hand_over(&self, mut lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>> {
+        if self.has(Bug::HandOverIsLost) {
+            lists.iter_mut().for_each(|list| list.attempts.clear());
+        }
+        self.store.hand_over(lists)
+    }
+
+    fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>> {
+        self.store.handed_over(shards)
     }
 
     fn positions(&self, mut pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
