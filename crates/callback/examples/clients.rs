@@ -308,9 +308,10 @@ impl Caller for Callback {
             attempt: 1,
             term: Term(1),
             started_at,
+            deadline: self.runtime.monotonic() + Duration::from_secs(60),
         });
         Box::pin(async move {
-            let delivered = delivered.await;
+            let delivered = delivered.await.expect("the deadline is far");
             assert!(delivered.result.is_success(), "{delivered:?}");
         })
     }

@@ -12,6 +12,8 @@ use crate::connect::DnsFailed;
 pub(crate) enum Failure {
     Broken(String),
     TimedOut,
+    /// The right to send it ended before its first byte.
+    NotSent,
 }
 
 /// A request that got no answer on its connection.

@@ -63,7 +63,7 @@ impl Stamper {
     }
 
     fn stamp(&self, delivery: &Delivery, headers: &mut HeaderMap) {
-        let Delivery { tenant, schedule, occurrence, attempt, term, started_at } = delivery;
+        let Delivery { tenant, schedule, occurrence, attempt, term, started_at, deadline: _ } = delivery;
         let run_id = occurrence.run_id();
         let timestamp_s = started_at.as_millis().div_euclid(1000);
         let signature = self.signer(tenant).1.sign(run_id.as_str(), timestamp_s, &schedule.spec.payload);

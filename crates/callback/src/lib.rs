@@ -124,7 +124,7 @@ impl HttpDeliver {
 }
 
 impl Deliver for HttpDeliver {
-    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Delivered> {
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
         let client = self.client.clone();
         Box::pin(async move { client.attempt(&delivery).await })
     }
@@ -141,18 +141,19 @@ struct Client {
 }
 
 impl Client {
-    async fn attempt(&self, delivery: &Delivery) -> Delivered {
+    async fn attempt(&self, delivery: &Delivery) -> Option<Delivered> {
         let Target::Http(target) = &delivery.schedule.spec.target;
         let prepared = match self.targets.prepare(target, &self.pool) {
             Ok(prepared) => prepared,
-            Err(problem) => return failed(AttemptResult::Unreachable(problem.to_string())),
+            Err(problem) => return Some(failed(AttemptResult::Unreachable(problem.to_string()))),
         };
         // Pinned here, because `timeout` would hold it twice: as its argument, and pinned.
         let exchange = pin!(self.exchange(delivery, &prepared));
         match self.runtime.timeout(target.timeout, exchange).await {
-            Some(Ok(answer)) => self.delivered(&answer),
-            Some(Err(Failure::Broken(reason))) => failed(AttemptResult::Unreachable(reason)),
-            Some(Err(Failure::TimedOut)) | None => failed(AttemptResult::TimedOut),
+            Some(Ok(answer)) => Some(self.delivered(&answer)),
+            Some(Err(Failure::Broken(reason))) => Some(failed(AttemptResult::Unreachable(reason))),
+            Some(Err(Failure::TimedOut)) | None => Some(failed(AttemptResult::TimedOut)),
+            Some(Err(Failure::NotSent)) => None,
         }
     }
 
@@ -162,6 +163,9 @@ impl Client {
         let _slot = authority.slots.acquire().await.expect("the semaphore is never closed");
         loop {
             let (channel, reused) = self.pool.channel(authority).await?;
+            if self.runtime.monotonic() >= delivery.deadline {
+                return Err(Failure::NotSent);
+            }
             let outcome = match channel {
                 Channel::Http1(mut connection) => {
                     let request = self.request(delivery, prepared, Version::HTTP_11);

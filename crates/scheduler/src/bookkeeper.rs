@@ -14,10 +14,11 @@ use std::time::Duration;
 use domain::{DueKey, PollerId, Timestamp};
 use runtime::Runtime;
 use store::{Arrival, Change, OwnerWrite, Positions, Store, StoreError, WriteRefusal, Written};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{self, Metrics};
 use crate::owner::Event;
+use crate::peers::Outcome;
 use crate::window::{EntryId, PollerIndex};
 
 /// Writes that go in one call at most.
@@ -32,6 +33,15 @@ pub(crate) struct Booking {
     pub(crate) then: Then,
 }
 
+#[derive(Debug)]
+pub(crate) enum ToBook {
+    Booking(Booking),
+    /// Pollers are served from here on, and closed so far.
+    Gained(Vec<(PollerId, Timestamp)>),
+    /// To be told when all that came before is durable, or refused.
+    Flush(oneshot::Sender<()>),
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Then {
     Nothing,
@@ -41,20 +51,23 @@ pub(crate) enum Then {
 }
 
 /// What became of one booking.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Booked {
+    pub(crate) poller: PollerId,
     pub(crate) then: Then,
     /// The due row that the booking wrote, if it wrote one.
     pub(crate) row: Option<Arrival>,
     pub(crate) positions: Positions,
     pub(crate) refusal: Option<WriteRefusal>,
+    /// An outcome that was refused because the shard has a later owner, who is to be told.
+    pub(crate) outcome: Option<Outcome>,
 }
 
 pub(crate) struct Bookkeeper {
     pub(crate) runtime: Runtime,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) bookings: mpsc::Receiver<Booking>,
+    pub(crate) bookings: mpsc::Receiver<ToBook>,
     pub(crate) events: mpsc::Sender<Event>,
     /// What was last sent for each poller that has positions.
     pub(crate) closed: BTreeMap<PollerId, Timestamp>,
@@ -67,20 +80,42 @@ impl Bookkeeper {
         while self.bookings.recv_many(&mut batch, BATCH_MAX).await > 0 {
             let mut writes = Vec::with_capacity(batch.len());
             let mut booked = Vec::with_capacity(batch.len());
-            for Booking { mut write, then } in batch.drain(..) {
+            let mut flushed = Vec::new();
+            for to_book in batch.drain(..) {
+                let Booking { mut write, then } = match to_book {
+                    ToBook::Booking(booking) => booking,
+                    ToBook::Gained(pollers) => {
+                        self.closed.extend(pollers);
+                        continue;
+                    }
+                    ToBook::Flush(tell) => {
+                        flushed.push(tell);
+                        continue;
+                    }
+                };
                 let row = after_closed(&mut self.closed, &mut write);
                 let positions = match write.change {
                     Change::Positions(positions) => positions,
                     _ => Positions::default(),
                 };
-                booked.push(Booked { then, row, positions, refusal: None });
+                booked.push(Booked { poller: write.poller, then, row, positions, refusal: None, outcome: None });
                 writes.push(write);
             }
-            let answers = self.write(writes).await;
-            assert_eq!(answers.len(), booked.len(), "a store answers every write");
-            for (booked, answer) in booked.iter_mut().zip(answers) {
-                booked.refusal = answer.err();
-                booked.row = booked.row.filter(|_| booked.refusal.is_none());
+            if !writes.is_empty() {
+                let answers = self.write(&writes).await;
+                assert_eq!(answers.len(), booked.len(), "a store answers every write");
+                for ((booked, answer), write) in booked.iter_mut().zip(answers).zip(writes) {
+                    booked.refusal = answer.err();
+                    booked.row = booked.row.filter(|_| booked.refusal.is_none());
+                    if booked.refusal == Some(WriteRefusal::Superseded)
+                        && let Change::Run { run, then, ends } = write.change
+                    {
+                        booked.outcome = Some(Outcome { poller: write.poller, run, then, ends });
+                    }
+                }
+            }
+            for tell in flushed {
+                let _nobody_waits = tell.send(());
             }
             if self.events.send(Event::Booked(booked)).await.is_err() {
                 return; // The owner is gone; what is durable is durable.
@@ -88,10 +123,10 @@ impl Bookkeeper {
         }
     }
 
-    async fn write(&self, writes: Vec<OwnerWrite>) -> Vec<Result<Written, WriteRefusal>> {
+    async fn write(&self, writes: &[OwnerWrite]) -> Vec<Result<Written, WriteRefusal>> {
         let mut wait = RETRY_FIRST;
         loop {
-            match self.store.write(writes.clone()).await {
+            match self.store.write(writes.to_vec()).await {
                 Ok(answers) => return answers,
                 Err(error) => {
                     count_store_error(&self.metrics, "write", &error);
@@ -126,5 +161,5 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
 
 pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
     tracing::warn!(call, %error, "the store failed; the call will be made again");
-    metrics.store_errors.get_or_create(&Outcome { outcome: call }).inc();
+    metrics.store_errors.get_or_create(&metrics::Outcome { outcome: call }).inc();
 }

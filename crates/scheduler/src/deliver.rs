@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use domain::{AttemptResult, Occurrence, Schedule, Term, Timestamp};
 use futures_util::future::BoxFuture;
+use runtime::Monotonic;
 use store::Tenant;
 
 /// One attempt, with everything that it needs.
@@ -19,6 +20,8 @@ pub struct Delivery {
     pub term: Term,
     /// When the attempt starts, by the wall clock.
     pub started_at: Timestamp,
+    /// When the right to send it ends, by the monotonic clock: not a byte of it goes out from then on.
+    pub deadline: Monotonic,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,5 +33,6 @@ pub struct Delivered {
 
 /// Makes attempts. Each ends within the target's timeout, and never panics or fails otherwise than by its result.
 pub trait Deliver: Send + Sync + 'static {
-    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Delivered>;
+    /// `None`: nothing was sent, because [`Delivery::deadline`] had passed.
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>>;
 }

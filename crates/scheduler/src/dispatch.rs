@@ -161,6 +161,28 @@ impl Dispatch {
         state.deferred_to
     }
 
+    /// Takes out the keys of which `is_gone` says so, and says which.
+    pub(crate) fn take_gone(&mut self, is_gone: impl Fn(u32) -> bool) -> Vec<u32> {
+        let mut taken = Vec::new();
+        for state in self.lanes.values_mut() {
+            state.has_turn = false;
+            state.queue.retain(|(entry, _)| {
+                let is_gone = is_gone(*entry);
+                if is_gone {
+                    taken.push(*entry);
+                }
+                !is_gone
+            });
+        }
+        self.parked -= taken.len();
+        // A lane without keys takes no turn: all line up again.
+        self.tenants.clear();
+        self.turns.clear();
+        let lanes: Vec<Lane> = self.lanes.keys().copied().collect();
+        lanes.into_iter().for_each(|lane| self.offer_turn(lane));
+        taken
+    }
+
     fn offer_turn(&mut self, (tenant, target): Lane) {
         let state = self.lanes.get_mut(&(tenant, target)).expect("the caller has just used this lane");
         if state.has_turn || state.queue.is_empty() || state.in_flight >= self.in_flight_per_target {
@@ -252,6 +274,21 @@ mod tests {
         assert!(!dispatch.push(lane(1, 1), 3, late));
         assert_eq!(dispatch.take_overdue(late, 10), [1]);
         assert_eq!(dispatch.parked(), 1);
+    }
+
+    #[test]
+    fn what_is_gone_leaves_no_empty_turn_behind() {
+        let mut dispatch = dispatch(1, 100, 100);
+        for entry in 0..4 {
+            assert!(dispatch.push(lane(1, entry / 2), entry, NOW));
+        }
+        assert_eq!(dispatch.pop(), Some(0));
+        assert_eq!(dispatch.take_gone(|entry| entry == 1 || entry == 2), [1, 2]);
+        assert_eq!(std::iter::from_fn(|| dispatch.pop()).collect::<Vec<_>>(), [3]);
+        assert_eq!((dispatch.in_flight(), dispatch.parked()), (2, 0));
+        dispatch.ended(lane(1, 0), NOW);
+        dispatch.ended(lane(1, 1), NOW);
+        assert_eq!(dispatch.pop(), None);
     }
 
     #[test]

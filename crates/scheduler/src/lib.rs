@@ -8,20 +8,30 @@
 //! Window, wheel and dispatch are pure. Always true here: nothing is told to a caller that is not durable.
 
 mod bookkeeper;
+mod changes;
+mod cluster;
 mod creator;
 pub mod deliver;
 mod dispatch;
 mod in_flight;
+mod lease;
 mod metrics;
+mod news;
 mod options;
 mod owner;
+pub mod peers;
+mod route;
 pub mod service;
+mod shards;
+mod shared;
 mod starter;
 mod steady;
 mod supervisor;
+mod tenants;
 mod wheel;
 mod window;
 
 pub use deliver::{Deliver, Delivered, Delivery};
 pub use options::Options;
-pub use service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Scheduler};
+pub use peers::{Ask, PeerError, Peers, Reply};
+pub use service::{CancelAnswer, Create, CreateRefusal, Peering, PutAnswer, RedriveAnswer, Scheduler};

@@ -3,28 +3,35 @@
 //! One task with a window (what is known), a dispatch queue (who goes next) and no I/O of its own: every read and every
 //! attempt runs in a task that reports with an [`Event`]. A turn of the loop looks at the clock once and does all that
 //! is due. What it knows can be rebuilt from the store at any time, which is what happens if it panics.
+//!
+//! Shards come ([`Event::Gained`]) and go ([`Event::LetGo`]) while it runs: see [`tenure`].
 
-use std::collections::{BTreeMap, VecDeque};
+mod tenure;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{PollerId, Term, Timestamp};
+use domain::{Occurrence, PollerId, ShardId, Timestamp};
 use runtime::{Monotonic, Runtime};
 use store::{
-    Arrival, Change, Cursor, DuePage, DueRead, OwnerWrite, Positions, Store, StoreError, Tenant, WriteRefusal,
+    Arrival, Change, Cursor, DuePage, DueRead, HandedOver, OwnerWrite, Positions, Store, StoreError, WriteRefusal,
 };
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
-use crate::bookkeeper::{Booked, Booking, Then, count_store_error};
+use crate::bookkeeper::{Booked, Booking, Then, ToBook, count_store_error};
 use crate::deliver::Deliver;
 use crate::dispatch::{Dispatch, Lane};
 use crate::in_flight::InFlight;
+use crate::lease::Lease;
 use crate::metrics::Metrics;
+use crate::peers::Outcome;
 use crate::starter::{Starting, start};
 use crate::steady::SteadyClock;
-use crate::window::{EntryId, MayStart, PollerIndex, ReadKind, Window};
+use crate::tenants::Tenants;
+use crate::window::{EntryId, MayStart, PollerIndex, ReadKind, Tenure, Window};
 
 /// Pollers that one call of the store reads at most.
 const READS_PER_CALL: usize = 8;
@@ -49,11 +56,12 @@ pub(crate) struct Context {
     pub(crate) deliver: Arc<dyn Deliver>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) tenants: BTreeMap<domain::TenantId, Arc<Tenant>>,
-    /// When these shards were taken: a row due before may have been fired by an earlier owner.
-    pub(crate) taken_at: Timestamp,
-    pub(crate) bookings: mpsc::Sender<Booking>,
+    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) bookings: mpsc::Sender<ToBook>,
     pub(crate) events: mpsc::Sender<Event>,
+    /// What the owner has to tell of its shards.
+    pub(crate) news: mpsc::UnboundedSender<News>,
 }
 
 /// One read of due rows that has ended.
@@ -67,6 +75,34 @@ pub(crate) enum Event {
     Booked(Vec<Booked>),
     /// A due row that a user's change wrote.
     Arrived(Arrival),
+    Gained(Gained),
+    /// Answered with the attempts in flight: from then on none of these shards' starts, and their outcomes are on their
+    /// way to the bookkeeper.
+    LetGo(BTreeSet<ShardId>, oneshot::Sender<Vec<HandedOver>>),
+    /// The outcome of an attempt that an earlier owner had in flight; answered with whether
+    /// anybody waited for it.
+    Outcome(Outcome, oneshot::Sender<bool>),
+}
+
+/// Shards, or pollers of theirs, that are owned from now on.
+#[derive(Debug, Default)]
+pub(crate) struct Gained {
+    pub(crate) shards: Vec<ShardId>,
+    pub(crate) pollers: Vec<(PollerId, Tenure, Positions)>,
+    pub(crate) held: Vec<HandedOver>,
+}
+
+/// What an owner finds out about its shards.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// Another has taken this one; it is let go of already.
+    Superseded(ShardId),
+    /// A due row lies in a poller that was not gained with its shard: a tenant has more pollers now.
+    UnknownPoller,
+    /// The outcome of an attempt whose shard has another owner by now.
+    Outcome(Outcome),
+    /// Rows that are due soon have come to shards that others own.
+    Near(BTreeSet<ShardId>),
 }
 
 /// A key has left its target's lane.
@@ -89,6 +125,8 @@ pub(crate) enum HowEnded {
     NotYet,
     /// Its schedule is not there, and may be about to be.
     Unborn,
+    /// Its shard was let go of, or the lease on it ended, before it began.
+    LetGo,
 }
 
 pub(crate) struct Owner {
@@ -99,16 +137,22 @@ pub(crate) struct Owner {
     steady: SteadyClock,
     events: mpsc::Receiver<Event>,
     nudge: Arc<Notify>,
-    shards: Arc<[domain::ShardId]>,
+    shards: Arc<[ShardId]>,
     cursor: Cursor,
     arrivals_wanted: bool,
     arrivals_under_way: bool,
+    /// Shards came since the look at the arrivals that is under way began: its cursor passes over theirs.
+    arrivals_incomplete: bool,
     reads_wanted: bool,
     /// Keys from their start until they are settled.
     unsettled: usize,
     /// Keys to write again at a later position, and how many of them are being written.
     to_defer: VecDeque<EntryId>,
     deferring: usize,
+    /// Attempts that an earlier owner has in flight, and until when.
+    held: BTreeMap<Occurrence, (EntryId, Timestamp)>,
+    /// Outcomes of such attempts, to be booked.
+    outcomes: Vec<Booking>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
 }
@@ -119,29 +163,26 @@ impl Owner {
         options: Options,
         events: mpsc::Receiver<Event>,
         nudge: Arc<Notify>,
-        shards: Arc<[domain::ShardId]>,
-        pollers: Vec<(PollerId, Term, Positions)>,
     ) -> Self {
         let now = context.runtime.now();
         let monotonic = context.runtime.monotonic();
-        let mut window = Window::new(&options, now);
-        for (id, term, positions) in pollers {
-            window.add_poller(id, term, positions);
-        }
         Owner {
-            window,
+            window: Window::new(&options, now),
             dispatch: Dispatch::new(&options),
             steady: SteadyClock::new(now, monotonic),
             events,
             nudge,
-            shards,
+            shards: Arc::new([]),
             cursor: Cursor::default(),
             arrivals_wanted: true,
             arrivals_under_way: false,
+            arrivals_incomplete: false,
             reads_wanted: true,
             unsettled: 0,
             to_defer: VecDeque::new(),
             deferring: 0,
+            held: BTreeMap::new(),
+            outcomes: Vec::new(),
             next_period: monotonic,
             expired: Vec::new(),
             context,
@@ -180,6 +221,9 @@ impl Owner {
         let monotonic = self.context.runtime.monotonic();
         self.fire(now);
         self.defer(now);
+        for outcome in std::mem::take(&mut self.outcomes) {
+            self.book(outcome).await;
+        }
         if monotonic >= self.next_period {
             self.next_period = monotonic + self.options.period;
             self.arrivals_wanted = true;
@@ -188,6 +232,7 @@ impl Owner {
             self.close(steady).await;
             let overdue = self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD);
             self.to_defer.extend(overdue);
+            self.end_holds(now);
             self.show(now);
         }
         if self.arrivals_wanted && !self.arrivals_under_way {
@@ -254,9 +299,17 @@ impl Owner {
 
     fn starting(&self, entry: EntryId) -> Starting {
         let held = self.window.entry(entry);
-        let (poller, term) = self.window.poller(held.poller);
-        self.context.in_flight.add(held.key.occurrence.incarnation);
-        Starting { entry, lane: self.lane(entry), key: held.key, poller, term, is_closed: self.window.is_closed(entry) }
+        let (poller, tenure) = self.window.poller(held.poller);
+        self.context.in_flight.add(poller, held.key);
+        Starting {
+            entry,
+            lane: self.lane(entry),
+            key: held.key,
+            poller,
+            tenure,
+            deadline: self.context.lease.deadline(),
+            is_closed: self.window.is_closed(entry),
+        }
     }
 
     fn start(&self, batch: Vec<Starting>) {
@@ -280,19 +333,19 @@ impl Owner {
             self.to_defer.pop_front();
             let lane = self.lane(entry);
             let held = self.window.entry(entry);
-            let (poller, term) = self.window.poller(held.poller);
+            let (poller, Tenure { term, .. }) = self.window.poller(held.poller);
             let mut key = held.key;
             key.position = self.dispatch.defer_to(lane, now).max(key.position + Duration::from_millis(1));
             let write = OwnerWrite { term, poller, change: Change::Defer(key) };
             self.context.metrics.deferred.inc();
             self.deferring += 1;
-            permit.send(Booking { write, then: Then::Deferred(entry) });
+            permit.send(ToBook::Booking(Booking { write, then: Then::Deferred(entry) }));
         }
     }
 
     async fn close(&mut self, now: Timestamp) {
         for (index, positions) in self.window.plan_closings(now) {
-            let (poller, term) = self.window.poller(index);
+            let (poller, Tenure { term, .. }) = self.window.poller(index);
             let write = OwnerWrite { term, poller, change: Change::Positions(positions) };
             self.book(Booking { write, then: Then::Positions(index) }).await;
         }
@@ -308,7 +361,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 permit = &mut permit => {
-                    permit.expect("the bookkeeper lives as long as its owner").send(booking);
+                    permit.expect("the bookkeeper lives as long as its owner").send(ToBook::Booking(booking));
                     return;
                 }
                 Some(event) = self.events.recv() => self.on_event(event),
@@ -322,6 +375,13 @@ impl Owner {
             Event::Arrivals(arrivals) => self.on_arrivals(arrivals),
             Event::Booked(booked) => self.on_booked(booked),
             Event::Arrived(arrival) => self.on_arrival(&arrival),
+            Event::Gained(gained) => self.gain(gained),
+            Event::LetGo(shards, tell) => {
+                let _nobody_waits = tell.send(self.let_go(&shards));
+            }
+            Event::Outcome(outcome, tell) => {
+                let _nobody_waits = tell.send(self.take_outcome(outcome));
+            }
             Event::Ended(ended) => {
                 let now = self.context.runtime.now();
                 for ended in ended {
@@ -336,9 +396,13 @@ impl Owner {
         if ended.how == HowEnded::Booking {
             return;
         }
-        let key = self.window.entry(ended.entry).key;
         self.unsettled -= 1;
-        self.context.in_flight.remove(key.occurrence.incarnation);
+        if self.window.is_gone(ended.entry) {
+            self.window.free(ended.entry);
+            return;
+        }
+        let key = self.window.entry(ended.entry).key;
+        self.context.in_flight.remove(&key.occurrence);
         match ended.how {
             HowEnded::Booking => unreachable!("returned above"),
             HowEnded::Dropped => {
@@ -346,7 +410,7 @@ impl Owner {
                 self.window.resolve(ended.entry);
             }
             HowEnded::NotYet => self.window.wait_again(ended.entry, key.position),
-            HowEnded::Unborn => self.window.wait_again(ended.entry, now + self.options.period),
+            HowEnded::Unborn | HowEnded::LetGo => self.window.wait_again(ended.entry, now + self.options.period),
             HowEnded::Unreadable => self.to_defer.push_back(ended.entry),
         }
     }
@@ -354,14 +418,15 @@ impl Owner {
     fn on_booked(&mut self, booked: Vec<Booked>) {
         for booked in booked {
             if booked.refusal == Some(WriteRefusal::Superseded) {
-                tracing::error!("a write was refused, because another owner has taken the shard");
+                self.superseded(booked.poller, booked.outcome);
             }
             match booked.then {
                 Then::Nothing => {}
                 Then::Resolve(entry) => {
-                    let incarnation = self.window.entry(entry).key.occurrence.incarnation;
-                    self.context.in_flight.remove(incarnation);
                     self.unsettled -= 1;
+                    if !self.window.is_gone(entry) {
+                        self.context.in_flight.remove(&self.window.entry(entry).key.occurrence);
+                    }
                     self.window.resolve(entry);
                 }
                 Then::Deferred(entry) => {
@@ -401,7 +466,11 @@ impl Owner {
     fn on_arrivals(&mut self, arrivals: Option<(Vec<Arrival>, Cursor)>) {
         self.arrivals_under_way = false;
         let Some((arrivals, cursor)) = arrivals else { return };
-        self.cursor = cursor;
+        if std::mem::take(&mut self.arrivals_incomplete) {
+            self.arrivals_wanted = true;
+        } else {
+            self.cursor = cursor;
+        }
         self.arrivals_wanted |= arrivals.len() >= ARRIVALS_MAX;
         for arrival in arrivals {
             self.on_arrival(&arrival);
@@ -410,8 +479,8 @@ impl Owner {
 
     fn on_arrival(&mut self, arrival: &Arrival) {
         self.reads_wanted = true;
-        if !self.window.arrived(arrival) {
-            tracing::error!(poller = ?arrival.poller, "a due row arrived for a poller that no tenant has");
+        if !self.window.arrived(arrival) && self.shards.contains(&arrival.poller.shard()) {
+            self.tell(News::UnknownPoller);
         }
     }
 

@@ -11,22 +11,25 @@ use std::time::Duration;
 use domain::decide::{Start, after_attempt, after_outcome, at_start};
 use domain::occurrence::Run;
 use domain::{
-    Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, Status, Term, When,
+    Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, Status, Target, When,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
+use runtime::Monotonic;
 use store::{Change, OwnerWrite, StoreError};
 
-use crate::bookkeeper::{Booking, Then, count_store_error};
+use crate::bookkeeper::{Booking, Then, ToBook, count_store_error};
 use crate::deliver::{Delivered, Delivery};
 use crate::dispatch::Lane;
 use crate::metrics::Outcome;
 use crate::owner::{Context, Ended, Event, HowEnded};
-use crate::window::EntryId;
+use crate::window::{EntryId, Tenure};
 
 /// How far ahead of this owner's clock an earlier owner's may have been: what is due so soon after the shards were taken
 /// may have been fired before.
 const CLOCK_AHEAD_MAX: Duration = Duration::from_secs(10);
+/// How long after its timeout an attempt's outcome may take to become durable: so long does the next owner wait for it.
+const OUTCOME_TIME: Duration = Duration::from_secs(2);
 
 /// A key that has its turn.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +38,9 @@ pub(crate) struct Starting {
     pub(crate) lane: Lane,
     pub(crate) key: DueKey,
     pub(crate) poller: PollerId,
-    pub(crate) term: Term,
+    pub(crate) tenure: Tenure,
+    /// When the right to start it ends, as it was before its schedule is looked for.
+    pub(crate) deadline: Monotonic,
     /// The key's position was closed before its schedule is looked for.
     pub(crate) is_closed: bool,
 }
@@ -46,7 +51,7 @@ impl Starting {
     }
 
     fn booking(&self, change: Change, then: Then) -> Booking {
-        Booking { write: OwnerWrite { term: self.term, poller: self.poller, change }, then }
+        Booking { write: OwnerWrite { term: self.tenure.term, poller: self.poller, change }, then }
     }
 }
 
@@ -123,7 +128,7 @@ async fn find_runs(
     let may_have_record = |starting: &Starting, schedule: &Loaded| {
         let DueKey { position, occurrence, attempt, .. } = starting.key;
         let is_next = matches!(schedule, Ok(Some(schedule)) if schedule.next == Some(occurrence.nominal));
-        attempt > 1 || occurrence.replay > 0 || !is_next || position <= context.taken_at + CLOCK_AHEAD_MAX
+        attempt > 1 || occurrence.replay > 0 || !is_next || position <= starting.tenure.since + CLOCK_AHEAD_MAX
     };
     let asked: Vec<Occurrence> = (batch.iter().zip(schedules))
         .filter(|(starting, schedule)| may_have_record(starting, schedule))
@@ -245,24 +250,31 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         let lateness = started_at.since(key.occurrence.nominal);
         context.metrics.start_lateness_seconds.observe(lateness.as_secs_f64());
     }
-    let Some(tenant) = context.tenants.get(&schedule.tenant).cloned() else {
+    let Some(tenant) = context.tenants.get(schedule.tenant) else {
         tracing::error!(tenant = schedule.tenant.0, "a due row of a tenant that does not exist");
         return starting.ended(HowEnded::Unreadable);
     };
+    let Target::Http(target) = &schedule.spec.target;
+    let until = started_at + target.timeout + OUTCOME_TIME;
+    if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, until) {
+        return starting.ended(HowEnded::LetGo);
+    }
     let delivery = Delivery {
         tenant,
         schedule: schedule.clone(),
         occurrence: key.occurrence,
         attempt: key.attempt,
-        term: starting.term,
+        term: starting.tenure.term,
         started_at,
+        deadline: starting.deadline,
     };
     let attempt = AssertUnwindSafe(async { context.deliver.deliver(delivery).await }).catch_unwind().await;
     let delivered = attempt.unwrap_or_else(|_| {
         context.metrics.panics.inc();
         tracing::error!(run = %key.occurrence.run_id(), "an attempt panicked; it counts as failed");
-        Delivered { result: AttemptResult::Panicked, retry_after: None }
+        Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
+    let Some(delivered) = delivered else { return starting.ended(HowEnded::LetGo) };
     let duration = context.runtime.monotonic().since(began);
     context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
     let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result };
@@ -313,5 +325,5 @@ fn count_outcome(context: &Context, state: RunState) {
 
 async fn book(context: &Context, booking: Booking) {
     // The bookkeeper outlives every task of its owner, unless the process ends.
-    let _process_ends = context.bookings.send(booking).await;
+    let _process_ends = context.bookings.send(ToBook::Booking(booking)).await;
 }

@@ -1,100 +1,172 @@
-//! Keeps an owner running: takes the shards, starts it from what is durable, and starts another if it panics.
+//! Keeps an owner running: gives it shards and takes them away, and starts another if it panics.
+//!
+//! A shard is *taken* ([`take`]): the store mints a term, the cancel marks that wait are obeyed, and what the owner
+//! before told is read. Only then is it *gained*, and fires. It is *let go of* ([`let_go`]) in the order of DESIGN's
+//! hand-over: nothing starts any more, what is booked is durable, what is in flight is handed over.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
-use domain::id::SHARDS;
-use domain::{PollerId, ShardId, TenantId, Term};
+use domain::occurrence::Run;
+use domain::{PollerId, ShardId, Timestamp};
 use futures_util::FutureExt;
-use runtime::Runtime;
-use store::{Change, Cursor, OwnerWrite, Positions, Store, StoreError, Tenant, WriteRefusal};
-use tokio::sync::{Notify, mpsc};
+use store::{Change, Cursor, HandOver, HandedOver, OwnerWrite, StoreError, WriteRefusal};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::Options;
-use crate::bookkeeper::{Bookkeeper, count_store_error};
-use crate::deliver::Deliver;
-use crate::in_flight::InFlight;
-use crate::metrics::Metrics;
-use crate::owner::{Context, Event, Owner};
+use crate::bookkeeper::{Bookkeeper, ToBook, count_store_error};
+use crate::owner::{Context, Event, Gained, Owner};
+use crate::shards::NotOwned;
+use crate::shared::{OwnerHandle, Shared};
+use crate::window::Tenure;
 
 /// Bounds of the queues between the owner and its tasks; what fills them is bounded by the attempts in flight.
 const BOOKINGS_MAX: usize = 8_192;
 const EVENTS_MAX: usize = 8_192;
 /// How often the cancel marks are looked at that no call has obeyed.
 const MARKS_PERIOD: Duration = Duration::from_secs(1);
+const TENANTS_PERIOD: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(200);
 
-/// What outlives an owner.
-pub(crate) struct Shared {
-    pub(crate) runtime: Runtime,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) deliver: Arc<dyn Deliver>,
-    pub(crate) options: Options,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) tenants: BTreeMap<TenantId, Arc<Tenant>>,
-    pub(crate) nudge: Arc<Notify>,
-    /// By shard.
-    pub(crate) terms: RwLock<Vec<Term>>,
-    /// Of the present owner.
-    pub(crate) events: Mutex<Option<mpsc::Sender<Event>>>,
+/// Takes these shards and obeys the marks that wait there: only then may anything of them fire.
+///
+/// # Errors
+/// If the store fails; then they are not owned.
+pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, StoreError> {
+    let since = shared.runtime.now();
+    let terms = shared.store.take(shards.to_vec()).await?;
+    let tenures: BTreeMap<ShardId, Tenure> =
+        shards.iter().copied().zip(terms.into_iter().map(|term| Tenure { term, since })).collect();
+    obey_marks(shared, shards.into(), Cursor::default(), |shard| Ok(tenures[&shard])).await?;
+    let held = handed_over(shared, shards).await?;
+    let pollers = shared.tenants.pollers().into_iter().filter(|poller| tenures.contains_key(&poller.shard())).collect();
+    let pollers = with_positions(shared, pollers, |shard| tenures[&shard]).await?;
+    shared.shards.gain(tenures);
+    Ok(Gained { shards: shards.to_vec(), pollers, held })
 }
 
-impl Shared {
-    pub(crate) fn term(&self, poller: PollerId) -> Term {
-        self.terms.read().expect("no holder of this lock panics")[usize::from(poller.shard().0)]
+async fn with_positions(
+    shared: &Shared,
+    pollers: Vec<PollerId>,
+    tenure: impl Fn(ShardId) -> Tenure,
+) -> Result<Vec<(PollerId, Tenure, store::Positions)>, StoreError> {
+    let positions = shared.store.positions(pollers.clone()).await?;
+    let with = |(poller, positions): (PollerId, _)| (poller, tenure(poller.shard()), positions);
+    Ok(pollers.into_iter().zip(positions).map(with).collect())
+}
+
+/// The attempts that the owners before have in flight still: those without an outcome.
+async fn handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOver>, StoreError> {
+    let now = shared.runtime.now();
+    let lists = shared.store.handed_over(shards.to_vec()).await?;
+    let open: Vec<HandedOver> = lists.into_iter().flatten().filter(|attempt| attempt.until > now).collect();
+    if open.is_empty() {
+        return Ok(open);
+    }
+    let runs = shared.store.find_runs(open.iter().map(|attempt| attempt.key.occurrence).collect()).await?;
+    let is_open = |(attempt, run): (HandedOver, Option<Run>)| {
+        let has_ended = |run: &Run| {
+            let last = run.attempts.last().map_or(0, |attempt| attempt.number);
+            run.state.is_final() || last >= attempt.key.attempt
+        };
+        (!run.as_ref().is_some_and(has_ended)).then_some(attempt)
+    };
+    Ok(open.into_iter().zip(runs).filter_map(is_open).collect())
+}
+
+/// Takes shards and begins to fire what is due there.
+///
+/// # Errors
+/// If the store fails; then they are not owned.
+pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<(), StoreError> {
+    let _moving = shared.moving.lock().await;
+    let gained = take(shared, shards).await?;
+    give(shared, gained).await;
+    Ok(())
+}
+
+/// To the owner that runs now; without one, the next one takes them.
+async fn give(shared: &Shared, gained: Gained) {
+    let Some(owner) = shared.owner() else { return };
+    let closed: Vec<(PollerId, Timestamp)> =
+        gained.pollers.iter().map(|(poller, _, positions)| (*poller, positions.closed)).collect();
+    let _bookkeeper_is_gone = owner.bookings.send(ToBook::Gained(closed)).await;
+    let _owner_is_gone = owner.events.send(Event::Gained(gained)).await;
+}
+
+/// Stops firing what is due in these shards, and hands over what is in flight. Once it returns, nothing of theirs
+/// starts any more.
+///
+/// # Errors
+/// If the store fails: the next owner is not told what is in flight, and may make those attempts again.
+pub(crate) async fn let_go(shared: &Shared, shards: &BTreeSet<ShardId>) -> Result<(), StoreError> {
+    let _moving = shared.moving.lock().await;
+    let terms = shared.shards.let_go(shards);
+    if terms.is_empty() {
+        return Ok(());
+    }
+    let begun = stop_starting(shared, shards).await;
+    shared.shards.left(shards).await;
+    let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();
+    for attempt in begun {
+        lists.entry(attempt.poller.shard()).or_default().push(attempt);
+    }
+    let hand_over = |(shard, term)| HandOver { shard, term, attempts: lists.remove(&shard).unwrap_or_default() };
+    let answers = shared.store.hand_over(terms.into_iter().map(hand_over).collect()).await?;
+    if answers.contains(&Err(WriteRefusal::Superseded)) {
+        tracing::warn!("a shard that was to be handed over has another owner already");
+    }
+    Ok(())
+}
+
+/// Those attempts that have begun; the outcomes of all that ended before are durable.
+async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
+    let Some(owner) = shared.owner() else { return Vec::new() };
+    let (tell, begun) = oneshot::channel();
+    let asked = owner.events.send(Event::LetGo(shards.clone(), tell)).await.is_ok();
+    // An owner that panicked holds nothing; what it had in flight may be made again.
+    let begun = if asked { begun.await.unwrap_or_default() } else { Vec::new() };
+    let (tell, flushed) = oneshot::channel();
+    if owner.bookings.send(ToBook::Flush(tell)).await.is_ok() {
+        let _flushed_or_gone = flushed.await;
+    }
+    begun
+}
+
+/// As [`let_go`], of shards that are lost: there is nobody to hand over to.
+pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
+    let _moving = shared.moving.lock().await;
+    if !shared.shards.let_go(shards).is_empty() {
+        let (tell, _begun) = oneshot::channel();
+        shared.send(Event::LetGo(shards.clone(), tell)).await;
     }
 }
 
-/// The shards, taken, and where their pollers stand.
-pub(crate) struct Taken {
-    pollers: Vec<(PollerId, Term, Positions)>,
-    marks: Cursor,
-}
-
-/// Takes every shard and obeys the marks that wait there: only then may anything fire.
-pub(crate) async fn take(shared: &Shared) -> Result<Taken, StoreError> {
-    let shards: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
-    let terms = shared.store.take(shards).await?;
-    *shared.terms.write().expect("no holder of this lock panics") = terms;
-    let marks = obey_marks(shared, Cursor::default()).await?;
-    let ids: Vec<PollerId> = shared.tenants.values().flat_map(|tenant| pollers_of(tenant)).collect();
-    let positions = shared.store.positions(ids.clone()).await?;
-    let pollers = ids.into_iter().zip(positions).map(|(id, positions)| (id, shared.term(id), positions)).collect();
-    Ok(Taken { pollers, marks })
-}
-
-fn pollers_of(tenant: &Tenant) -> impl Iterator<Item = PollerId> + '_ {
-    let id = tenant.id;
-    (0..).zip(&tenant.generations).flat_map(move |(generation, pollers)| {
-        (0..*pollers).map(move |number| PollerId { tenant: id, generation, number })
-    })
-}
-
-fn all_shards() -> Arc<[ShardId]> {
-    (0..SHARDS).map(ShardId).collect()
-}
-
 /// Cancels what marks name that the engine has not cancelled itself, and says where they end.
-async fn obey_marks(shared: &Shared, cursor: Cursor) -> Result<Cursor, StoreError> {
+async fn obey_marks(
+    shared: &Shared,
+    shards: Arc<[ShardId]>,
+    cursor: Cursor,
+    tenure: impl Fn(ShardId) -> Result<Tenure, NotOwned>,
+) -> Result<Cursor, StoreError> {
     let mut cursor = cursor;
     loop {
-        let (marks, next) = shared.store.marks(all_shards(), cursor).await?;
+        let (marks, next) = shared.store.marks(shards.clone(), cursor).await?;
         if marks.is_empty() {
             return Ok(next);
         }
         let incarnations: Vec<_> = marks.iter().map(|(_, incarnation)| *incarnation).collect();
         let schedules = shared.store.load(incarnations).await?;
-        let writes = schedules.into_iter().flatten().map(|schedule| OwnerWrite {
-            term: shared.term(schedule.poller),
-            poller: schedule.poller,
-            change: Change::Cancel(schedule.incarnation),
-        });
+        let mut writes = Vec::with_capacity(schedules.len());
+        for schedule in schedules.into_iter().flatten() {
+            let poller = schedule.poller;
+            let term = tenure(poller.shard())?.term;
+            writes.push(OwnerWrite { term, poller, change: Change::Cancel(schedule.incarnation) });
+        }
         // What is not found is cancelled already; a mark that another owner must obey is not passed over.
-        let answers = shared.store.write(writes.collect()).await?;
+        let answers = shared.store.write(writes).await?;
         if answers.contains(&Err(WriteRefusal::Superseded)) {
             return Err(StoreError::Unavailable("the shard has a later owner".to_owned()));
         }
@@ -102,39 +174,85 @@ async fn obey_marks(shared: &Shared, cursor: Cursor) -> Result<Cursor, StoreErro
     }
 }
 
-async fn watch_marks(shared: Arc<Shared>, cursor: Cursor) {
-    let mut cursor = cursor;
+/// Obeys every mark of the shards owned that is durable when this is called.
+///
+/// # Errors
+/// If the store fails, or a shard is let go of meanwhile: some are not obeyed then.
+pub(crate) async fn obey_all_marks(shared: &Shared) -> Result<(), StoreError> {
+    let mut cursor = shared.marks.lock().await;
+    let shards: Arc<[ShardId]> = shared.shards.owned().into();
+    if shards.is_empty() {
+        return Ok(());
+    }
+    let tenure = |shard| shared.shards.tenure(shard).ok_or(NotOwned(shard));
+    *cursor = obey_marks(shared, shards, *cursor, tenure).await?;
+    Ok(())
+}
+
+async fn watch_marks(shared: Arc<Shared>) {
     loop {
         shared.runtime.sleep(MARKS_PERIOD).await;
-        match obey_marks(&shared, cursor).await {
-            Ok(next) => cursor = next,
-            Err(error) => count_store_error(&shared.metrics, "marks", &error),
+        if let Err(error) = obey_all_marks(&shared).await {
+            count_store_error(&shared.metrics, "marks", &error);
         }
     }
 }
 
-/// Serves until `stop`. An owner that panics is followed by another, under new terms.
-pub(crate) async fn supervise(shared: Arc<Shared>, taken: Taken, stop: CancellationToken) {
-    let mut taken = taken;
+/// Reads the tenants again from time to time: another member may have changed them.
+async fn watch_tenants(shared: Arc<Shared>) {
     loop {
-        let serving = serve(shared.clone(), taken, stop.clone());
+        shared.runtime.sleep(TENANTS_PERIOD).await;
+        if let Err(error) = refresh_tenants(&shared).await {
+            count_store_error(&shared.metrics, "tenants", &error);
+        }
+    }
+}
+
+/// Reads the tenants; the owner is told of pollers that are new.
+///
+/// # Errors
+/// If the store fails.
+pub(crate) async fn refresh_tenants(shared: &Shared) -> Result<(), StoreError> {
+    let _moving = shared.moving.lock().await;
+    let before: BTreeSet<PollerId> = shared.tenants.pollers().into_iter().collect();
+    if !shared.tenants.replace(shared.store.tenants().await?) {
+        return Ok(());
+    }
+    let new = shared.tenants.pollers().into_iter().filter(|poller| !before.contains(poller));
+    let owned = new.filter(|poller| shared.shards.tenure(poller.shard()).is_some()).collect();
+    let tenure = |shard| shared.shards.tenure(shard).expect("shards move only under the lock that is held");
+    let pollers = with_positions(shared, owned, tenure).await?;
+    give(shared, Gained { pollers, ..Gained::default() }).await;
+    Ok(())
+}
+
+/// Serves until `stop`, at first what was taken already. An owner that panics is followed by another, under new terms.
+pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: CancellationToken) {
+    let mut taken = Some(taken);
+    loop {
+        let serving = serve(shared.clone(), taken.take(), stop.clone());
         if AssertUnwindSafe(serving).catch_unwind().await.is_ok() {
             return;
         }
         shared.metrics.panics.inc();
         tracing::error!("the owner panicked; another takes its shards");
-        shared.in_flight.clear();
-        taken = loop {
-            match take(&shared).await {
-                Ok(taken) => break taken,
-                Err(error) => count_store_error(&shared.metrics, "take", &error),
-            }
-            shared.runtime.sleep(RETRY_WAIT).await;
-        };
     }
 }
 
-async fn serve(shared: Arc<Shared>, taken: Taken, stop: CancellationToken) {
+/// Under new terms, all that is owned.
+async fn regain(shared: &Shared) -> Gained {
+    loop {
+        let owned = shared.shards.owned();
+        match take(shared, &owned).await {
+            Ok(gained) => return gained,
+            Err(error) => count_store_error(&shared.metrics, "take", &error),
+        }
+        shared.runtime.sleep(RETRY_WAIT).await;
+    }
+}
+
+async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationToken) {
+    let moving = shared.moving.lock().await;
     let (bookings, to_book) = mpsc::channel(BOOKINGS_MAX);
     let (events, to_owner) = mpsc::channel(EVENTS_MAX);
     let bookkeeper = Bookkeeper {
@@ -143,9 +261,18 @@ async fn serve(shared: Arc<Shared>, taken: Taken, stop: CancellationToken) {
         metrics: shared.metrics.clone(),
         bookings: to_book,
         events: events.clone(),
-        closed: taken.pollers.iter().map(|(id, _, positions)| (*id, positions.closed)).collect(),
+        closed: BTreeMap::new(),
     };
-    *shared.events.lock().expect("no holder of this lock panics") = Some(events.clone());
+    *shared.owner.lock().expect("no holder of this lock panics") =
+        Some(OwnerHandle { events: events.clone(), bookings: bookings.clone() });
+    // What the owner before had in flight may be made again.
+    shared.in_flight.clear();
+    let gained = match taken {
+        Some(taken) => taken,
+        None => regain(&shared).await,
+    };
+    give(&shared, gained).await;
+    drop(moving);
     let context = Arc::new(Context {
         runtime: shared.runtime.clone(),
         store: shared.store.clone(),
@@ -153,13 +280,15 @@ async fn serve(shared: Arc<Shared>, taken: Taken, stop: CancellationToken) {
         metrics: shared.metrics.clone(),
         in_flight: shared.in_flight.clone(),
         tenants: shared.tenants.clone(),
-        taken_at: shared.runtime.now(),
+        lease: shared.lease.clone(),
         bookings,
         events,
+        news: shared.news.clone(),
     });
     let tasks = runtime::TaskSet::new(&shared.runtime);
     tasks.spawn("bookkeeper", bookkeeper.run());
-    tasks.spawn("marks", watch_marks(shared.clone(), taken.marks));
+    tasks.spawn("marks", watch_marks(shared.clone()));
+    tasks.spawn("tenants", watch_tenants(shared.clone()));
     let options = shared.options.clone();
-    Owner::new(context, options, to_owner, shared.nudge.clone(), all_shards(), taken.pollers).run(stop).await;
+    Owner::new(context, options, to_owner, shared.nudge.clone()).run(stop).await;
 }

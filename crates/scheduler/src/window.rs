@@ -10,12 +10,15 @@
 //!
 //! Always true here: a key is known once, whatever number of times its row is read, until `checked` has passed it and
 //! it is resolved; `done` never passes an open key.
+//!
+//! Shards come and go. Of one that has gone nothing is left but the numbers of keys that others hold still: see
+//! [`Window::let_go`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::time::Duration;
 
-use domain::{DueKey, Occurrence, PollerId, Term, Timestamp};
+use domain::{DueKey, Occurrence, PollerId, ShardId, Term, Timestamp};
 use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 use slab::Slab;
@@ -30,7 +33,7 @@ const PAGE_KEYS: usize = 2_048;
 
 /// A key in the window, by its number.
 pub(crate) type EntryId = u32;
-/// A poller in the window, by its number.
+/// A poller in the window, by its number; one that comes back has another.
 pub(crate) type PollerIndex = u32;
 
 #[derive(Debug)]
@@ -41,7 +44,8 @@ pub(crate) struct Window {
     /// Entries by occurrence; of two for one occurrence, the later row.
     index: HashTable<EntryId>,
     wheel: Wheel,
-    pollers: Vec<Poller>,
+    pollers: BTreeMap<PollerIndex, Poller>,
+    next_index: PollerIndex,
     by_id: BTreeMap<PollerId, PollerIndex>,
 }
 
@@ -72,12 +76,22 @@ enum State {
     Resolved,
     /// The same row is durable at a later position.
     Deferred { to: Timestamp },
+    /// Its shard was let go of while it was open; its number is free once whoever holds it gives it back.
+    Gone,
+}
+
+/// Under what a shard is owned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tenure {
+    pub(crate) term: Term,
+    /// When it began: a row due before may have been fired by an earlier owner.
+    pub(crate) since: Timestamp,
 }
 
 #[derive(Debug)]
 struct Poller {
     id: PollerId,
-    term: Term,
+    tenure: Tenure,
     read_to: DueBound,
     /// The position of the first row after `read_to`, as far as is known.
     next: Option<Timestamp>,
@@ -132,20 +146,22 @@ impl Window {
             entries: Slab::new(),
             index: HashTable::new(),
             wheel: Wheel::new(now),
-            pollers: Vec::new(),
+            pollers: BTreeMap::new(),
+            next_index: 0,
             by_id: BTreeMap::new(),
         }
     }
 
     /// Begins to serve a poller, from its durable `done`.
-    pub(crate) fn add_poller(&mut self, id: PollerId, term: Term, positions: Positions) {
+    pub(crate) fn add_poller(&mut self, id: PollerId, tenure: Tenure, positions: Positions) {
         assert!(positions.done <= positions.closed, "done is never past closed");
-        let index = PollerIndex::try_from(self.pollers.len()).expect("fewer than 2^32 pollers");
+        let index = self.next_index;
+        self.next_index = index.checked_add(1).expect("fewer than 2^32 pollers come and go");
         let known = self.by_id.insert(id, index);
         assert!(known.is_none(), "a poller is added once");
-        self.pollers.push(Poller {
+        let poller = Poller {
             id,
-            term,
+            tenure,
             read_to: DueBound::Instant(positions.done),
             next: Some(positions.done),
             reading: None,
@@ -157,12 +173,51 @@ impl Window {
             done: positions.done,
             open: BTreeMap::new(),
             resolved: BTreeMap::new(),
-        });
+        };
+        self.pollers.insert(index, poller);
     }
 
-    pub(crate) fn poller(&self, index: PollerIndex) -> (PollerId, Term) {
-        let poller = &self.pollers[index as usize];
-        (poller.id, poller.term)
+    pub(crate) fn has_poller(&self, id: PollerId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    /// Forgets the pollers of these shards and all their keys. Open keys are gone from here on ([`Window::is_gone`]), but
+    /// keep their numbers, as they wait in the wheel, in a queue or for an outcome: what comes out of the wheel is freed
+    /// here, everything else by whoever holds it, with [`Window::free`] or by settling it.
+    pub(crate) fn let_go(&mut self, shards: &BTreeSet<ShardId>) {
+        let leaving = |poller: &Poller| shards.contains(&poller.id.shard());
+        let left: BTreeSet<PollerIndex> =
+            self.pollers.iter().filter(|(_, poller)| leaving(poller)).map(|(index, _)| *index).collect();
+        self.pollers.retain(|index, _| !left.contains(index));
+        self.by_id.retain(|_, index| !left.contains(index));
+        let of_left = self.entries.iter().filter(|(_, entry)| left.contains(&entry.poller));
+        let ids: Vec<EntryId> = of_left.map(|(id, _)| EntryId::try_from(id).expect("numbers are 32 bits")).collect();
+        for id in ids {
+            self.leave_index(id);
+            let entry = &mut self.entries[id as usize];
+            match entry.state {
+                State::Open => entry.state = State::Gone,
+                State::Resolved | State::Deferred { .. } => {
+                    self.entries.remove(id as usize);
+                }
+                State::Gone => {}
+            }
+        }
+    }
+
+    pub(crate) fn is_gone(&self, id: EntryId) -> bool {
+        self.entries[id as usize].state == State::Gone
+    }
+
+    /// Whoever held this key, which is gone, holds it no more.
+    pub(crate) fn free(&mut self, id: EntryId) {
+        let entry = self.entries.remove(id as usize);
+        assert_eq!(entry.state, State::Gone, "only what is gone is freed");
+    }
+
+    pub(crate) fn poller(&self, index: PollerIndex) -> (PollerId, Tenure) {
+        let poller = &self.pollers[&index];
+        (poller.id, poller.tenure)
     }
 
     pub(crate) fn entry(&self, id: EntryId) -> &Entry {
@@ -177,7 +232,7 @@ impl Window {
     /// The oldest instant that is not done, over all pollers that have something open.
     pub(crate) fn oldest_open(&self) -> Option<Timestamp> {
         let first = |poller: &Poller| poller.open.keys().next().map(|bucket| bucket * BUCKET_MILLIS);
-        self.pollers.iter().filter_map(first).min().map(Timestamp::from_millis)
+        self.pollers.values().filter_map(first).min().map(Timestamp::from_millis)
     }
 
     /// The reads ahead that are due now; each is to be answered by [`Window::read`] or [`Window::read_failed`].
@@ -185,7 +240,7 @@ impl Window {
         let until = now + self.ahead;
         let mut room = self.keys_max.saturating_sub(self.entries.len());
         let mut reads = Vec::new();
-        for (index, poller) in (0..).zip(&mut self.pollers) {
+        for (&index, poller) in &mut self.pollers {
             if room == 0 {
                 break;
             }
@@ -214,7 +269,7 @@ impl Window {
     }
 
     pub(crate) fn read_failed(&mut self, index: PollerIndex, kind: ReadKind) {
-        let poller = &mut self.pollers[index as usize];
+        let Some(poller) = self.pollers.get_mut(&index) else { return };
         match kind {
             ReadKind::Ahead => poller.reading = None,
             ReadKind::Check => poller.closing = false,
@@ -229,12 +284,15 @@ impl Window {
         read: DueRead,
         page: &DuePage,
     ) -> Option<DueRead> {
+        if !self.pollers.contains_key(&index) {
+            return None;
+        }
         for key in &page.keys {
             self.admit(index, *key);
         }
         let last = page.keys.last().copied();
         let complete = page.next.is_none_or(|next| next > read.until);
-        let poller = &mut self.pollers[index as usize];
+        let poller = self.pollers.get_mut(&index).expect("it was there a moment ago");
         match kind {
             ReadKind::Ahead => {
                 poller.reading = None;
@@ -265,7 +323,7 @@ impl Window {
     pub(crate) fn arrived(&mut self, arrival: &Arrival) -> bool {
         let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
         let full = self.entries.len() >= self.keys_max;
-        let poller = &mut self.pollers[index as usize];
+        let poller = self.pollers.get_mut(&index).expect("what has a number is there");
         let position = arrival.key.position;
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
         if position > read_to {
@@ -295,16 +353,32 @@ impl Window {
                 // A retry's row may be read before it is told that its attempt is booked.
                 State::Open | State::Resolved => key.attempt > known.key.attempt,
                 State::Deferred { to } => key.position >= to,
+                State::Gone => unreachable!("what is gone is not in the index"),
             };
             if !is_news {
                 return;
             }
         }
-        let entry = Entry { key, poller: index, state: State::Open, earlier };
-        let id = EntryId::try_from(self.entries.insert(entry)).expect("fewer keys than 2^32");
-        self.put_index(hash, id);
-        *self.pollers[index as usize].open.entry(bucket(key.position)).or_default() += 1;
+        let id = self.open(Entry { key, poller: index, state: State::Open, earlier });
         self.wheel.insert(key.position, id);
+    }
+
+    /// A key that an earlier owner has in flight: known and open, and due only once [`Window::wait_again`] says so.
+    /// `None` if its poller is done with it, or is not served here.
+    pub(crate) fn hold(&mut self, poller: PollerId, key: DueKey) -> Option<EntryId> {
+        let index = *self.by_id.get(&poller)?;
+        if key.position <= self.pollers[&index].done {
+            return None;
+        }
+        Some(self.open(Entry { key, poller: index, state: State::Open, earlier: None }))
+    }
+
+    fn open(&mut self, entry: Entry) -> EntryId {
+        let id = EntryId::try_from(self.entries.insert(entry)).expect("fewer keys than 2^32");
+        self.put_index(hash(&entry.key.occurrence), id);
+        let poller = self.pollers.get_mut(&entry.poller).expect("a key is opened for a poller that is there");
+        *poller.open.entry(bucket(entry.key.position)).or_default() += 1;
+        id
     }
 
     fn put_index(&mut self, hash: u64, id: EntryId) {
@@ -323,7 +397,7 @@ impl Window {
     /// Whether its creator, if it is not done, will find that this key's position is closed.
     pub(crate) fn is_closed(&self, id: EntryId) -> bool {
         let entry = &self.entries[id as usize];
-        entry.key.position <= self.pollers[entry.poller as usize].closed
+        entry.key.position <= self.pollers[&entry.poller].closed
     }
 
     pub(crate) fn may_start(&self, id: EntryId) -> MayStart {
@@ -346,6 +420,13 @@ impl Window {
     /// Moves what is due by `now` to the end of `out`, in order.
     pub(crate) fn expire(&mut self, now: Timestamp, out: &mut Vec<EntryId>) {
         self.wheel.expire(now, out);
+        out.retain(|id| {
+            let is_here = !self.is_gone(*id);
+            if !is_here {
+                self.free(*id);
+            }
+            is_here
+        });
     }
 
     pub(crate) fn next_expiry(&self) -> Option<Timestamp> {
@@ -368,11 +449,15 @@ impl Window {
     }
 
     fn settle(&mut self, id: EntryId, state: State) {
+        if self.is_gone(id) {
+            self.free(id);
+            return;
+        }
         let entry = &mut self.entries[id as usize];
         assert_eq!(entry.state, State::Open, "a key is settled once");
         entry.state = state;
         let position = entry.key.position;
-        let poller = &mut self.pollers[entry.poller as usize];
+        let poller = self.pollers.get_mut(&entry.poller).expect("the poller of an open key is there");
         let bucket = bucket(position);
         let open = poller.open.get_mut(&bucket).expect("the bucket of an open key is there");
         *open -= 1;
@@ -387,7 +472,12 @@ impl Window {
     }
 
     fn forget(&mut self, id: EntryId) {
-        let entry = self.entries.remove(id as usize);
+        self.leave_index(id);
+        self.entries.remove(id as usize);
+    }
+
+    fn leave_index(&mut self, id: EntryId) {
+        let entry = &self.entries[id as usize];
         if let Ok(slot) = self.index.find_entry(hash(&entry.key.occurrence), |other| *other == id) {
             slot.remove();
         }
@@ -399,7 +489,7 @@ impl Window {
         // The bucket that `now` is in is still open to creators; so is the one before, for those that are slow.
         let last = bucket(now) - 2;
         let mut closings = Vec::new();
-        for (index, poller) in (0..).zip(&mut self.pollers) {
+        for (&index, poller) in &mut self.pollers {
             if poller.closing {
                 continue;
             }
@@ -421,7 +511,7 @@ impl Window {
 
     /// `positions` are durable. The second read that this asks for, if any.
     pub(crate) fn positions_written(&mut self, index: PollerIndex, positions: Positions) -> Option<DueRead> {
-        let poller = &mut self.pollers[index as usize];
+        let poller = self.pollers.get_mut(&index)?;
         poller.closed = poller.closed.max(positions.closed);
         poller.done = poller.done.max(positions.done);
         if poller.checked >= poller.closed {
@@ -433,7 +523,7 @@ impl Window {
     }
 
     fn checked(&mut self, index: PollerIndex, until: Timestamp) {
-        let poller = &mut self.pollers[index as usize];
+        let poller = self.pollers.get_mut(&index).expect("its caller has looked");
         poller.closing = false;
         poller.checked = poller.checked.max(until);
         if instant_of(poller.read_to) < until {

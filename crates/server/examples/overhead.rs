@@ -84,8 +84,8 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
 struct Nowhere;
 
 impl Deliver for Nowhere {
-    fn deliver(&self, _: Delivery) -> BoxFuture<'static, Delivered> {
-        ready(Delivered { result: AttemptResult::TimedOut, retry_after: None }).boxed()
+    fn deliver(&self, _: Delivery) -> BoxFuture<'static, Option<Delivered>> {
+        ready(Some(Delivered { result: AttemptResult::TimedOut, retry_after: None })).boxed()
     }
 }
 

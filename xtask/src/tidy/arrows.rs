@@ -55,7 +55,7 @@ const RULES: [Rule; 15] = [
     rule("coordination", &["domain", "runtime"], &["simulator"]),
     rule("store-embedded", &["domain", "runtime", "journal", "store"], &["simulator"]),
     rule("postgres-client", &["runtime"], &["engines"]),
-    rule("scheduler", &["domain", "runtime", "store"], &["simulator"]),
+    rule("scheduler", &["domain", "runtime", "store", "coordination"], &["simulator"]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
     rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
     // The cores, the journal and the embedded engines; never the server or an outside engine.

@@ -4,16 +4,17 @@ use std::time::Duration;
 
 use callback::Options;
 use domain::AttemptResult;
-use scheduler::{Deliver, Delivered};
+use runtime::Runtime;
+use scheduler::{Deliver, Delivered, Delivery};
 
-use crate::support::{Listening, deliverer, delivery, target};
+use crate::support::{Listening, deliverer, delivery, sent, target};
 
 /// One attempt that is answered with `answer`, after which the target closes.
 async fn answered(answer: &[u8]) -> Delivered {
     let listening = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let serve = async { drop(listening.serve(answer).await) };
-    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(target(listening.url()), b"1")), serve);
+    let (delivered, ()) = tokio::join!(sent(&deliverer, delivery(target(listening.url()), b"1")), serve);
     delivered
 }
 
@@ -38,7 +39,7 @@ async fn a_redirect_is_not_followed() {
     let elsewhere = Listening::start().await;
     let deliverer = deliverer(Options::default());
     let answer = format!("HTTP/1.1 307 Moved\r\nlocation: {}\r\ncontent-length: 0\r\n\r\n", elsewhere.url());
-    let attempt = deliverer.deliver(delivery(target(listening.url()), b"1"));
+    let attempt = sent(&deliverer, delivery(target(listening.url()), b"1"));
     let (delivered, _served) = tokio::join!(attempt, listening.serve(answer.as_bytes()));
     assert_eq!(delivered.result, AttemptResult::Answered(307));
     assert_eq!(deliverer.connections().opened, 1);
@@ -85,7 +86,7 @@ async fn a_head_without_end_is_refused() {
         let (mut peer, _) = listening.serve(b"HTTP/1.1 200 OK\r\nx: ").await;
         peer.send_for_ever(&[b'y'; 4096]).await;
     };
-    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(target(listening.url()), b"1")), serve);
+    let (delivered, ()) = tokio::join!(sent(&deliverer, delivery(target(listening.url()), b"1")), serve);
     assert_eq!(delivered, broken("the head of the answer is too large"));
 }
 
@@ -98,7 +99,7 @@ async fn a_body_without_end_is_left_and_its_status_counts() {
         let (mut peer, _) = listening.serve(head).await;
         peer.send_for_ever(b"a\r\n0123456789\r\n").await;
     };
-    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(target(listening.url()), b"1")), serve);
+    let (delivered, ()) = tokio::join!(sent(&deliverer, delivery(target(listening.url()), b"1")), serve);
     assert_eq!(delivered.result, AttemptResult::Answered(201));
     assert_eq!(deliverer.connections().idle, 0);
 }
@@ -110,7 +111,7 @@ async fn a_body_up_to_the_limit_is_read_and_its_connection_kept() {
         let deliverer = deliverer(Options { answer_bytes_max: 1000, ..Options::default() });
         let answer =
             [format!("HTTP/1.1 200 OK\r\ncontent-length: {len}\r\n\r\n").as_bytes(), &vec![b'z'; len]].concat();
-        let attempt = deliverer.deliver(delivery(target(listening.url()), b"1"));
+        let attempt = sent(&deliverer, delivery(target(listening.url()), b"1"));
         let (delivered, _served) = tokio::join!(attempt, listening.serve(&answer));
         assert_eq!(delivered.result, AttemptResult::Answered(200));
         assert_eq!(deliverer.connections().idle, idle, "{len} bytes");
@@ -124,7 +125,7 @@ async fn timed_out(answer: &[u8]) {
     let mut to = target(listening.url());
     to.timeout = Duration::from_millis(60);
     let serve = async { listening.serve(answer).await.0.closed().await };
-    let (delivered, ()) = tokio::join!(deliverer.deliver(delivery(to, b"1")), serve);
+    let (delivered, ()) = tokio::join!(sent(&deliverer, delivery(to, b"1")), serve);
     assert_eq!(delivered, Delivered { result: AttemptResult::TimedOut, retry_after: None });
 }
 
@@ -141,8 +142,18 @@ async fn a_target_that_does_not_take_the_connection_is_told_from_one_that_has_no
     let url = listening.url();
     drop(listening);
     let deliverer = deliverer(Options::default());
-    let delivered = deliverer.deliver(delivery(target(url), b"1")).await;
+    let delivered = sent(&deliverer, delivery(target(url), b"1")).await;
     assert_eq!(delivered, broken("connection refused"));
-    let delivered = deliverer.deliver(delivery(target("http://no..name/".to_owned()), b"1")).await;
+    let delivered = sent(&deliverer, delivery(target("http://no..name/".to_owned()), b"1")).await;
     assert_eq!(delivered, broken("the host's name could not be resolved"));
+}
+
+#[tokio::test]
+async fn nothing_is_sent_once_the_right_to_send_it_has_ended() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let deadline = Runtime::real().monotonic();
+    let late = Delivery { deadline, ..delivery(target(listening.url()), b"1") };
+    let serve = async { listening.accept().await.closed().await };
+    assert_eq!(tokio::join!(deliverer.deliver(late), serve).0, None);
 }

@@ -5,12 +5,12 @@ use std::time::Duration;
 use callback::{HttpDeliver, Options};
 use domain::AttemptResult;
 use runtime::Runtime;
-use scheduler::{Deliver, Delivered};
+use scheduler::Delivered;
 
-use crate::support::{Listening, OK, Peer, deliverer, delivery, target};
+use crate::support::{Listening, OK, Peer, deliverer, delivery, sent, target};
 
 async fn attempt(deliverer: &HttpDeliver, listening: &Listening) -> Delivered {
-    deliverer.deliver(delivery(target(listening.url()), b"1")).await
+    sent(deliverer, delivery(target(listening.url()), b"1")).await
 }
 
 /// One attempt over a connection that there is.
@@ -68,7 +68,7 @@ async fn a_callback_waits_for_a_free_connection_no_longer_than_its_timeout() {
     let serve = async {
         let mut peer = listening.accept().await;
         peer.request().await;
-        let delivered = deliverer.deliver(delivery(short, b"1")).await;
+        let delivered = sent(&deliverer, delivery(short, b"1")).await;
         assert_eq!(delivered.result, AttemptResult::TimedOut);
         peer.send(OK).await;
     };

@@ -2,13 +2,13 @@
 
 use callback::Options;
 use domain::AttemptResult;
-use scheduler::{Deliver, Delivered};
+use scheduler::Delivered;
 
-use crate::support::{Listening, OK, Received, deliverer, delivery, secret, target};
+use crate::support::{Listening, OK, Received, deliverer, delivery, secret, sent, target};
 
 async fn send(deliverable: scheduler::Delivery, listening: &Listening) -> (Delivered, Received) {
     let deliverer = deliverer(Options::default());
-    let (delivered, (_peer, received)) = tokio::join!(deliverer.deliver(deliverable), listening.serve(OK));
+    let (delivered, (_peer, received)) = tokio::join!(sent(&deliverer, deliverable), listening.serve(OK));
     (delivered, received)
 }
 
@@ -119,7 +119,7 @@ async fn a_header_that_would_become_two_is_never_sent() {
     {
         let mut to = target(listening.url());
         to.headers = vec![("x-fine".to_owned(), "1".to_owned()), (name.to_owned(), value.to_owned())];
-        let delivered = deliverer.deliver(delivery(to, b"1")).await;
+        let delivered = sent(&deliverer, delivery(to, b"1")).await;
         let reason = "the target's header number 1 (from 0) cannot be sent".to_owned();
         assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{name:?}: {value:?}");
     }
@@ -131,7 +131,7 @@ async fn a_url_or_method_that_cannot_be_used_is_told() {
     let deliverer = deliverer(Options::default());
     let urls = ["", "/hook", "ftp://host/", "http://", "http://user:secret@host/", "http://host:70000/", "http://a b/"];
     for url in urls {
-        let delivered = deliverer.deliver(delivery(target(url.to_owned()), b"1")).await;
+        let delivered = sent(&deliverer, delivery(target(url.to_owned()), b"1")).await;
         let AttemptResult::Unreachable(reason) = delivered.result else { panic!("{url}: {delivered:?}") };
         assert!(reason.starts_with("the target's URL cannot be used: "), "{url}: {reason}");
         assert!(!reason.contains("secret"));
@@ -139,7 +139,7 @@ async fn a_url_or_method_that_cannot_be_used_is_told() {
     for method in ["", "CONNECT", "GET /other HTTP/1.1\r\nx: y", "PO ST"] {
         let mut to = target("http://host/".to_owned());
         to.method = method.to_owned();
-        let delivered = deliverer.deliver(delivery(to, b"1")).await;
+        let delivered = sent(&deliverer, delivery(to, b"1")).await;
         let reason = "the target's method cannot be used".to_owned();
         assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{method:?}");
     }

@@ -12,7 +12,7 @@ use domain::{
     Term, When,
 };
 use runtime::Runtime;
-use scheduler::Delivery;
+use scheduler::{Deliver, Delivered, Delivery};
 use store::Tenant;
 use store::tenant::SecretBytes;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -30,6 +30,11 @@ pub(crate) fn target(url: String) -> HttpTarget {
 
 pub(crate) fn secret() -> Vec<u8> {
     (0..32).collect()
+}
+
+/// Makes an attempt that has all the time it wants.
+pub(crate) async fn sent(deliverer: &HttpDeliver, delivery: Delivery) -> Delivered {
+    deliverer.deliver(delivery).await.expect("the right to send it has not ended")
 }
 
 /// The first attempt of a run that was due 25 ms ago.
@@ -71,6 +76,7 @@ pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
         attempt: 1,
         term: Term(42),
         started_at,
+        deadline: Runtime::real().monotonic() + Duration::from_secs(60),
     }
 }
 

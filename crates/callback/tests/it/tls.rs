@@ -14,12 +14,12 @@ use hyper_util::rt::TokioIo;
 use runtime::{Runtime, TaskHandle};
 use rustls::ServerConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use scheduler::{Deliver, Delivered};
+use scheduler::Delivered;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsAcceptor;
 
 use crate::connections::settle;
-use crate::support::{Listening, OK, Peer, deliverer, delivery, target};
+use crate::support::{Listening, OK, Peer, deliverer, delivery, sent, target};
 
 struct Identity {
     certificate: CertificateDer<'static>,
@@ -47,7 +47,7 @@ fn trusting(identity: &Identity) -> HttpDeliver {
 
 async fn attempt(deliverer: &HttpDeliver, listening: &Listening, payload: &[u8]) -> Delivered {
     let url = format!("https://localhost:{}/hook?of=test", listening.port());
-    deliverer.deliver(delivery(target(url), payload)).await
+    sent(deliverer, delivery(target(url), payload)).await
 }
 
 #[tokio::test]

@@ -19,6 +19,10 @@ fn key(number: u128, position: i64) -> DueKey {
     DueKey { position: at(position), occurrence, attempt: 1, target: TargetKey(1) }
 }
 
+fn tenure(term: u64) -> Tenure {
+    Tenure { term: Term(term), since: at(0) }
+}
+
 /// The store's side: rows and nothing else.
 #[derive(Default)]
 struct Rows(BTreeSet<DueKey>);
@@ -47,7 +51,7 @@ impl Bench {
     fn new(keys_max: usize) -> Bench {
         let options = Options { window_keys_max: keys_max, ..Options::default() };
         let mut window = Window::new(&options, at(0));
-        window.add_poller(POLLER, Term(1), Positions { closed: at(-1), done: at(-1) });
+        window.add_poller(POLLER, tenure(1), Positions { closed: at(-1), done: at(-1) });
         Bench { window, rows: Rows::default() }
     }
 
@@ -342,7 +346,7 @@ proptest! {
                     let rows = std::mem::take(&mut bench.rows);
                     bench = Bench::new(100_000);
                     bench.window = Window::new(&Options::default(), at(now));
-                    bench.window.add_poller(POLLER, Term(2), durable);
+                    bench.window.add_poller(POLLER, tenure(2), durable);
                     bench.rows = rows;
                     // What has its outcome is recognised by its run's record, which is not the window's part.
                     bench.rows.0.retain(|row| !settled.contains(&row.occurrence.incarnation.0));
@@ -374,4 +378,73 @@ proptest! {
             prop_assert!(settled.contains(&id), "{:?} was never fired; closed {:?} now {:?}", row, durable.closed, at(now));
         }
     }
+}
+
+const OTHER: PollerId = PollerId { number: 1, ..POLLER };
+
+#[test]
+fn of_a_shard_that_is_let_go_nothing_is_left_once_all_has_been_given_back() {
+    let mut bench = Bench::new(10_000);
+    bench.window.add_poller(OTHER, tenure(1), Positions { closed: at(-1), done: at(-1) });
+    bench.read_ahead(0);
+    for number in 1..=4 {
+        bench.arrive(key(number, 100 * i64::try_from(number).unwrap()));
+    }
+    assert!(bench.window.arrived(&Arrival { poller: OTHER, key: key(5, 100) }));
+    let expired = bench.expire(200);
+    assert_eq!(bench.numbers(&expired), [1, 5, 2]);
+    let [queued, stays, in_flight] = expired[..] else { unreachable!("three expired") };
+    bench.window.let_go(&BTreeSet::from([POLLER.shard()]));
+    assert!(bench.window.is_gone(queued) && bench.window.is_gone(in_flight) && !bench.window.is_gone(stays));
+    assert!(!bench.window.arrived(&Arrival { poller: POLLER, key: key(6, 300) }));
+
+    // The same rows are read by the one who has the shard next, be it this one again.
+    bench.window.add_poller(POLLER, tenure(2), Positions { closed: at(-1), done: at(-1) });
+    bench.read_ahead(200);
+    let again = bench.expire(250);
+    assert_eq!(bench.numbers(&again), [1, 2]);
+    assert!(again.iter().all(|entry| ![queued, in_flight].contains(entry)), "their old numbers are still held");
+    bench.window.free(queued);
+    bench.window.resolve(in_flight);
+    // What had waited in the wheel is freed by it; what was read again fires.
+    let last = bench.expire(1_000);
+    assert_eq!(bench.numbers(&last), [3, 4]);
+    assert_eq!(bench.window.len(), 5, "four of the one, one of the other");
+}
+
+#[test]
+fn reads_and_positions_of_a_poller_that_is_gone_come_to_nothing() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    let reads = bench.window.plan_reads(at(0));
+    bench.window.let_go(&BTreeSet::from([POLLER.shard()]));
+    for (index, read) in reads {
+        let page = bench.rows.page(read);
+        assert_eq!(page.keys.len(), 1);
+        assert_eq!(bench.window.read(index, ReadKind::Ahead, read, &page), None);
+        bench.window.read_failed(index, ReadKind::Check);
+        assert_eq!(bench.window.positions_written(index, Positions { closed: at(5), done: at(4) }), None);
+    }
+    assert_eq!(bench.window.len(), 0);
+    assert!(bench.window.plan_reads(at(500)).is_empty() && bench.window.plan_closings(at(5_000)).is_empty());
+}
+
+#[test]
+fn an_attempt_that_is_held_keeps_its_row_from_firing_and_done_from_passing() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    let entry = bench.window.hold(POLLER, key(1, 300)).expect("its poller is served");
+    bench.read_ahead(0);
+    assert!(bench.expire(1_000).is_empty(), "the row that is read is the one that is held");
+    bench.close(2_000);
+    bench.close(4_000);
+    let positions = bench.close(6_000);
+    assert!(positions.is_none_or(|positions| positions.done < at(300)), "{positions:?}");
+    bench.window.wait_again(entry, at(6_000));
+    assert_eq!(bench.expire(6_000), [entry]);
+    bench.window.resolve(entry);
+    assert!(bench.close(8_000).is_some_and(|positions| positions.done > at(300)));
+
+    assert_eq!(bench.window.hold(POLLER, key(2, 200)), None, "its poller is done with that");
+    assert_eq!(bench.window.hold(OTHER, key(2, 9_000)), None, "its poller is not served");
 }

@@ -34,7 +34,7 @@ pub(crate) struct Receiver {
 }
 
 impl Deliver for Receiver {
-    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Delivered> {
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
         let call = Call {
             id: delivery.schedule.id.to_string(),
             occurrence: delivery.occurrence,
@@ -46,7 +46,7 @@ impl Deliver for Receiver {
         let runtime = self.runtime.clone();
         Box::pin(async move {
             runtime.sleep(takes).await;
-            Delivered { result, retry_after: None }
+            Some(Delivered { result, retry_after: None })
         })
     }
 }

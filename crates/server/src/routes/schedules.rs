@@ -80,6 +80,9 @@ pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refus
         CreateRefusal::Exists => {
             refuse(Kind::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
         }
+        CreateRefusal::Unreachable => {
+            refuse(Kind::StoreUnavailable, "nothing is known of whether this request took effect; send it again")
+        }
         CreateRefusal::NeverFires => {
             let error = FieldError {
                 pointer: Some(when.to_owned()),
@@ -103,12 +106,13 @@ pub(super) async fn get(shared: &Shared, id: &str, headers: &HeaderMap) -> Resul
 
 pub(super) async fn cancel(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
     let tenant = authenticate(shared, headers)?;
-    let result = match shared.scheduler.cancel(tenant.id, find_id(id)?).await? {
+    let (status, result, decided_by) = match shared.scheduler.cancel(tenant.id, find_id(id)?).await? {
         CancelAnswer::NotFound => return Err(not_found()),
-        CancelAnswer::Cancelled => CancelResult::Cancelled,
-        CancelAnswer::TooLate => CancelResult::TooLate,
+        CancelAnswer::Cancelled => (StatusCode::OK, CancelResult::Cancelled, None),
+        CancelAnswer::TooLate => (StatusCode::OK, CancelResult::TooLate, None),
+        CancelAnswer::Pending { decided_by } => (StatusCode::ACCEPTED, CancelResult::Pending, Some(decided_by)),
     };
-    Ok(answer::json(StatusCode::OK, &Cancelled { result, decided_by: None }))
+    Ok(answer::json(status, &Cancelled { result, decided_by: decided_by.map(answer::time) }))
 }
 
 /// The id in a path; one that cannot be is simply not there.

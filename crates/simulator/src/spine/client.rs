@@ -159,6 +159,7 @@ impl<'a> Client<'a> {
                 self.ledger.cancelled_too_late(incarnation);
             }
             Some(Ok(CancelAnswer::NotFound)) => panic!("lost: {id} was acknowledged and is not found"),
+            Some(Ok(CancelAnswer::Pending { .. })) => panic!("one process alone never answers that"),
             Some(Err(_)) | None => return self.unanswered(incarnation),
         }
         self.mine.retain(|(_, mine)| *mine != incarnation);

@@ -17,7 +17,7 @@ pub(super) struct Receiver {
 }
 
 impl Deliver for Receiver {
-    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Delivered> {
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
         let (sim, member, ledger) = (self.sim.clone(), self.member.clone(), self.ledger.clone());
         let callback = ledger.callback_began(MEMBER, delivery.occurrence, delivery.attempt);
         Box::pin(async move {
@@ -34,7 +34,7 @@ impl Deliver for Receiver {
                 2 => AttemptResult::Answered(503),
                 _ => AttemptResult::Answered(200),
             };
-            Delivered { result, retry_after: None }
+            Some(Delivered { result, retry_after: None })
         })
     }
 }

@@ -1,0 +1,200 @@
+//! Which shards this member should own, and how it comes to own them.
+//!
+//! Every member computes the same plan from the same view ([`coordination::assign`]). What is free it claims; for what
+//! another holds it asks that one to let go, and waits for the answer (seed 004's synchronous shutdown call) or for the
+//! other's lease to end, whichever comes first. A claim says who may ask the store for a term; the term says who owns.
+//!
+//! Always true here: what is owned was claimed in the session that is joined, and is lost with it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use coordination::membership::{self, BeforeRenewal, Membership, Status};
+use coordination::{ClaimName, Member, MemberId, OwnershipError, View, assign};
+use domain::ShardId;
+use domain::id::SHARDS;
+use futures_util::future::join_all;
+use runtime::TaskSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::bookkeeper::count_store_error;
+use crate::peers::{Ask, Peers, Reply};
+use crate::service::Peering;
+use crate::shared::Shared;
+use crate::supervisor::{gain, let_go, lose, obey_all_marks};
+
+/// How often it is looked whether all is as it should be, if nothing says that it is not.
+const PERIOD: Duration = Duration::from_secs(1);
+/// How long the present owner may take to let go; after that its lease decides.
+const LET_GO_TIME: Duration = Duration::from_secs(5);
+
+/// This member among the others.
+pub(crate) struct Cluster {
+    shared: Arc<Shared>,
+    pub(crate) membership: Membership,
+    pub(crate) peers: Arc<dyn Peers>,
+    pub(crate) options: membership::Options,
+}
+
+impl Cluster {
+    /// Begins to join.
+    pub(crate) fn join(shared: &Arc<Shared>, tasks: &TaskSet, peering: Peering) -> Self {
+        let Peering { ownership, peers, profile, options } = peering;
+        let marked = shared.clone();
+        let before_renewal: BeforeRenewal = Arc::new(move || {
+            let shared = marked.clone();
+            Box::pin(async move { obey_all_marks(&shared).await.is_ok() })
+        });
+        let membership = Membership::join(&shared.runtime, tasks, ownership, profile, options.clone(), before_renewal);
+        Cluster { shared: shared.clone(), membership, peers, options }
+    }
+
+    /// Sees to it that what should be owned is, until `stop`; then hands everything over and leaves.
+    pub(crate) async fn keep(&self, stop: CancellationToken) {
+        let _stopped = stop.run_until_cancelled(self.balance_for_ever()).await;
+        self.give_back(self.owned()).await;
+        self.membership.leave().await;
+    }
+
+    async fn balance_for_ever(&self) {
+        let mut status = self.membership.status();
+        let mut view = self.membership.view();
+        let mut session = None;
+        loop {
+            let now = status.borrow_and_update().clone();
+            view.mark_unchanged();
+            self.turn(now, &mut session).await;
+            tokio::select! {
+                biased;
+                _ = status.changed() => {}
+                _ = view.changed() => {}
+                () = self.shared.runtime.sleep(PERIOD) => {}
+            }
+        }
+    }
+
+    async fn turn(&self, status: Status, session: &mut Option<MemberId>) {
+        let Status::Joined { member, lease, clock_is_off } = status else {
+            lose(&self.shared, &self.owned()).await;
+            *session = None;
+            return;
+        };
+        if *session != Some(member) {
+            lose(&self.shared, &self.owned()).await;
+            self.shared.lease.hold_under(lease);
+            *session = Some(member);
+        }
+        if clock_is_off {
+            self.give_back(self.owned()).await;
+        } else if let Err(error) = self.balance(member).await {
+            tracing::warn!(%error, "the shards cannot be shared out now; trying again");
+        }
+    }
+
+    fn owned(&self) -> BTreeSet<ShardId> {
+        self.shared.shards.owned().into_iter().collect()
+    }
+
+    /// Takes what should be this member's.
+    async fn balance(&self, me: MemberId) -> Result<(), OwnershipError> {
+        let view = self.membership.refresh().await?;
+        let held = view.shards();
+        let owned = self.owned();
+        let mut free = Vec::new();
+        let mut of_others: BTreeMap<MemberId, Vec<ShardId>> = BTreeMap::new();
+        for (shard, owner) in plan(&view) {
+            if owner != me || owned.contains(&shard) {
+                continue;
+            }
+            match held.get(&shard) {
+                Some(other) if *other != me => of_others.entry(*other).or_default().push(shard),
+                _ => free.push(shard),
+            }
+        }
+        self.take(free).await;
+        let asked = of_others.into_iter().filter_map(|(other, shards)| Some((view.member(other)?, shards)));
+        join_all(asked.map(|(other, shards)| self.take_from(me, other, shards))).await;
+        Ok(())
+    }
+
+    async fn take_from(&self, me: MemberId, other: &Member, shards: Vec<ShardId>) {
+        let asking = self.peers.ask(other, Ask::LetGo { member: me, shards });
+        match self.shared.runtime.timeout(LET_GO_TIME, asking).await {
+            Some(Ok(Reply::LetGo(free))) => self.take(free).await,
+            Some(Ok(reply)) => tracing::debug!(member = other.name, ?reply, "a member does not let go yet"),
+            Some(Err(error)) => tracing::warn!(%error, "a member that should let go of shards does not answer"),
+            None => tracing::warn!(member = other.name, "a member takes too long to let go of shards"),
+        }
+    }
+
+    async fn take(&self, shards: Vec<ShardId>) {
+        if shards.is_empty() {
+            return;
+        }
+        let names = shards.iter().copied().map(ClaimName::shard).collect();
+        let claimed = match self.membership.claim(names).await {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                tracing::warn!(%error, "cannot claim shards; trying again");
+                return;
+            }
+        };
+        let ours: Vec<ShardId> =
+            shards.into_iter().zip(claimed.held).filter_map(|(shard, held)| held.then_some(shard)).collect();
+        if ours.is_empty() {
+            return;
+        }
+        match gain(&self.shared, &ours).await {
+            Ok(()) => tracing::info!(shards = ours.len(), "took shards"),
+            // They stay claimed, and are taken in the next turn.
+            Err(error) => count_store_error(&self.shared.metrics, "take", &error),
+        }
+    }
+
+    /// Lets go of these shards, and says so to all; those that are free now.
+    async fn give_back(&self, shards: BTreeSet<ShardId>) -> Vec<ShardId> {
+        if shards.is_empty() {
+            return Vec::new();
+        }
+        if let Err(error) = let_go(&self.shared, &shards).await {
+            count_store_error(&self.shared.metrics, "hand_over", &error);
+        }
+        let names = shards.iter().copied().map(ClaimName::shard).collect();
+        match self.membership.release(names).await {
+            Ok(()) => {
+                tracing::info!(shards = shards.len(), "let go of shards");
+                shards.into_iter().collect()
+            }
+            Err(error) => {
+                tracing::warn!(%error, "shards that were let go of are not released yet");
+                Vec::new()
+            }
+        }
+    }
+
+    /// Another member asks for shards: it is given those that the plan does not give to this one.
+    pub(crate) async fn asked_to_let_go(
+        &self,
+        asker: MemberId,
+        shards: &[ShardId],
+    ) -> Result<Vec<ShardId>, OwnershipError> {
+        let view = self.membership.refresh().await?;
+        let plan = plan(&view);
+        let theirs = shards.iter().copied().filter(|shard| plan.get(shard) == Some(&asker));
+        let owned = self.owned();
+        Ok(self.give_back(theirs.filter(|shard| owned.contains(shard)).collect()).await)
+    }
+
+    /// Who has claimed this shard, as far as is known; `None` if nobody has, or this member.
+    pub(crate) fn holder(&self, shard: ShardId) -> Option<Member> {
+        let view = self.membership.view().borrow().clone();
+        let holder = *view.claims.get(&ClaimName::shard(shard))?;
+        let is_other = self.membership.lease().is_none_or(|lease| lease.member() != holder);
+        view.member(holder).filter(|_| is_other).cloned()
+    }
+}
+
+fn plan(view: &View) -> BTreeMap<ShardId, MemberId> {
+    assign::plan(&view.shards(), &view.owners(), SHARDS)
+}

@@ -1,0 +1,116 @@
+//! What the parts of a member share, and what outlives an owner.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use domain::ShardId;
+use prometheus_client::registry::Registry;
+use runtime::Runtime;
+use store::{Cursor, Store, StoreError};
+use tokio::sync::{Notify, RwLockReadGuard, mpsc};
+
+use crate::Options;
+use crate::bookkeeper::ToBook;
+use crate::deliver::Deliver;
+use crate::in_flight::InFlight;
+use crate::lease::Lease;
+use crate::metrics::Metrics;
+use crate::news::ToHear;
+use crate::owner::{Event, News};
+use crate::shards::{NotOwned, Shards};
+use crate::tenants::Tenants;
+
+pub(crate) struct Shared {
+    pub(crate) runtime: Runtime,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) deliver: Arc<dyn Deliver>,
+    pub(crate) options: Options,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) nudge: Arc<Notify>,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) shards: Shards,
+    /// Held while shards come or go, and while one owner follows another.
+    pub(crate) moving: tokio::sync::Mutex<()>,
+    /// How far the marks of the shards owned have been obeyed.
+    pub(crate) marks: tokio::sync::Mutex<Cursor>,
+    /// The ways to the present owner and its bookkeeper.
+    pub(crate) owner: Mutex<Option<OwnerHandle>>,
+    pub(crate) news: mpsc::UnboundedSender<News>,
+}
+
+#[derive(Clone)]
+pub(crate) struct OwnerHandle {
+    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) bookings: mpsc::Sender<ToBook>,
+}
+
+impl Shared {
+    /// Reads the tenants. Nothing is owned yet.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub(crate) async fn new(
+        runtime: &Runtime,
+        store: Arc<dyn Store>,
+        deliver: Arc<dyn Deliver>,
+        options: Options,
+        lease: Lease,
+    ) -> Result<(Arc<Self>, Registry, ToHear), StoreError> {
+        let tenants = Arc::new(Tenants::default());
+        tenants.replace(store.tenants().await?);
+        let mut registry = Registry::default();
+        let metrics = Arc::new(Metrics::new(&mut registry));
+        let (news, to_hear) = mpsc::unbounded_channel();
+        let shared = Shared {
+            runtime: runtime.clone(),
+            store,
+            deliver,
+            options,
+            metrics,
+            in_flight: Arc::new(InFlight::default()),
+            tenants,
+            nudge: Arc::new(Notify::new()),
+            lease: Arc::new(lease),
+            shards: Shards::none(),
+            moving: tokio::sync::Mutex::default(),
+            marks: tokio::sync::Mutex::default(),
+            owner: Mutex::new(None),
+            news,
+        };
+        Ok((Arc::new(shared), registry, to_hear))
+    }
+
+    /// Whether the shard is this member's now, by its own clock.
+    pub(crate) fn owns(&self, shard: ShardId) -> bool {
+        self.shards.tenure(shard).is_some() && self.lease.is_valid(self.runtime.monotonic())
+    }
+
+    /// For what only the owner may do: the shard is not handed over before the guard is gone.
+    pub(crate) async fn enter(&self, shard: ShardId) -> Result<RwLockReadGuard<'_, ()>, NotOwned> {
+        let guard = self.shards.enter(shard).await?;
+        if self.owns(shard) { Ok(guard) } else { Err(NotOwned(shard)) }
+    }
+
+    /// Rows that are due soon have come to these shards.
+    pub(crate) fn nudge(&self, shards: BTreeSet<ShardId>) {
+        self.nudge.notify_one();
+        let others: BTreeSet<ShardId> =
+            shards.into_iter().filter(|shard| self.shards.tenure(*shard).is_none()).collect();
+        if !others.is_empty() {
+            let _nobody_listens_at_the_end = self.news.send(News::Near(others));
+        }
+    }
+
+    /// To the present owner; `false` if there is none: the next one reads what it needs from the store.
+    pub(crate) async fn send(&self, event: Event) -> bool {
+        let Some(owner) = self.owner() else { return false };
+        owner.events.send(event).await.is_ok()
+    }
+
+    /// The ways to the present owner.
+    pub(crate) fn owner(&self) -> Option<OwnerHandle> {
+        self.owner.lock().expect("no holder of this lock panics").clone()
+    }
+}

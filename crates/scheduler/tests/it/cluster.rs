@@ -1,0 +1,384 @@
+//! Several members over one store: shards are shared out, handed over and taken over, and any member takes any request.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coordination::Member;
+use coordination::membership::{self, Profile};
+use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
+use domain::{AttemptResult, ScheduleId, Timestamp, When};
+use futures_util::future::BoxFuture;
+use runtime::Runtime;
+use scheduler::{
+    Ask, CancelAnswer, Create, CreateRefusal, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers,
+    RedriveAnswer, Reply, Scheduler,
+};
+use simulator::Simulation;
+use store::Store;
+use store::memory::{MemoryOptions, MemoryStore};
+
+use crate::house::{TENANT, spec, tenant};
+
+const LEASE: Duration = Duration::from_secs(2);
+
+/// One attempt, as the target saw it.
+#[derive(Clone, Debug)]
+struct Call {
+    member: String,
+    id: String,
+    nominal: Timestamp,
+    at: Timestamp,
+}
+
+type Behaviour = dyn Fn(&Delivery) -> (Duration, AttemptResult) + Send + Sync;
+
+struct Target {
+    member: String,
+    runtime: Runtime,
+    behaviour: Arc<Behaviour>,
+    calls: Arc<Mutex<Vec<Call>>>,
+}
+
+impl Deliver for Target {
+    fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
+        let call = Call {
+            member: self.member.clone(),
+            id: delivery.schedule.id.to_string(),
+            nominal: delivery.occurrence.nominal,
+            at: self.runtime.now(),
+        };
+        self.calls.lock().unwrap().push(call);
+        let (takes, result) = (self.behaviour)(&delivery);
+        let runtime = self.runtime.clone();
+        Box::pin(async move {
+            runtime.sleep(takes).await;
+            Some(Delivered { result, retry_after: None })
+        })
+    }
+}
+
+/// The network between the members: each is found under its name.
+#[derive(Clone, Default)]
+struct Network(Arc<Mutex<BTreeMap<String, Scheduler>>>);
+
+/// What one member asks goes through its own task at the other end, and takes a little.
+struct Wire {
+    network: Network,
+    runtime: Runtime,
+    sim: simulator::Handle,
+}
+
+impl Peers for Wire {
+    fn ask(&self, to: &Member, ask: Ask) -> BoxFuture<'static, Result<Reply, PeerError>> {
+        let (name, network, runtime) = (to.name.clone(), self.network.clone(), self.runtime.clone());
+        let sim = self.sim.clone();
+        Box::pin(async move {
+            let unreachable = |reason: &str| PeerError::Unreachable { member: name.clone(), reason: reason.to_owned() };
+            runtime.sleep(Duration::from_micros(300)).await;
+            let there = network.0.lock().unwrap().get(&name).cloned().ok_or_else(|| unreachable("unknown"))?;
+            let reply = sim.call(&name, async move { there.answer(ask).await }).await;
+            let reply = reply.ok_or_else(|| unreachable("went down"))?;
+            runtime.sleep(Duration::from_micros(300)).await;
+            Ok(reply)
+        })
+    }
+}
+
+struct Town {
+    sim: simulator::Handle,
+    store: MemoryStore,
+    engine: MemoryOwnership,
+    network: Network,
+    behaviour: Arc<Behaviour>,
+    calls: Arc<Mutex<Vec<Call>>>,
+}
+
+impl Town {
+    async fn new(
+        sim: &Simulation,
+        options: MemoryOptions,
+        behaviour: impl Fn(&Delivery) -> (Duration, AttemptResult) + Send + Sync + 'static,
+    ) -> Self {
+        let outside = sim.outside();
+        let store = MemoryStore::new(outside.clone(), options);
+        let mut tenant = tenant(TENANT);
+        tenant.generations = vec![64];
+        store.put_tenant(tenant).await.unwrap();
+        let latency = Some(Duration::from_micros(200)..=Duration::from_millis(2));
+        let engine = MemoryOwnership::new(outside, EngineOptions { latency, ..EngineOptions::default() });
+        let behaviour = Arc::new(behaviour);
+        Town { sim: (**sim).clone(), store, engine, network: Network::default(), behaviour, calls: Arc::default() }
+    }
+
+    /// Starts a member.
+    async fn join(&self, name: &str) -> Scheduler {
+        let runtime = if self.network.0.lock().unwrap().contains_key(name) && !self.sim.is_up(name) {
+            self.sim.restart(name)
+        } else {
+            self.sim.member(name)
+        };
+        let target = Target {
+            member: name.to_owned(),
+            runtime: runtime.clone(),
+            behaviour: self.behaviour.clone(),
+            calls: self.calls.clone(),
+        };
+        let peers = Wire { network: self.network.clone(), runtime: runtime.clone(), sim: self.sim.clone() };
+        let profile = Profile { name: name.to_owned(), address: name.to_owned(), owns: true, build: "test".to_owned() };
+        let peering = Peering {
+            ownership: Arc::new(self.engine.reopen(runtime.clone())),
+            peers: Arc::new(peers),
+            profile,
+            options: membership::Options::with_lease(LEASE),
+        };
+        let store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
+        let joining =
+            async move { Scheduler::join(&runtime, store, Arc::new(target), Options::default(), peering).await };
+        let scheduler = self.at(name, joining).await.unwrap();
+        self.network.0.lock().unwrap().insert(name.to_owned(), scheduler.clone());
+        scheduler
+    }
+
+    /// Runs what a member does as one of its tasks.
+    async fn at<T: Send + 'static>(&self, name: &str, work: impl Future<Output = T> + Send + 'static) -> T {
+        self.sim.call(name, work).await.expect("the member is up")
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        self.sim.outside().sleep(duration).await;
+    }
+
+    fn in_ms(&self, millis: i64) -> Timestamp {
+        Timestamp::from_millis(self.sim.outside().now().as_millis() + millis)
+    }
+
+    /// Waits until the members share all shards evenly.
+    async fn settle(&self, members: &[&Scheduler]) {
+        for _ in 0..2_000 {
+            let counts: Vec<usize> = members.iter().map(|member| member.owned().len()).collect();
+            let spread = counts.iter().max().unwrap() - counts.iter().min().unwrap();
+            if counts.iter().sum::<usize>() == 256 && spread <= 1 {
+                return;
+            }
+            self.sleep(Duration::from_millis(5)).await;
+        }
+        panic!(
+            "the shards are not shared out: {:?}",
+            members.iter().map(|member| member.owned().len()).collect::<Vec<_>>()
+        );
+    }
+
+    /// One one-shot each millisecond, under made ids, asked of `member`.
+    async fn schedule(&self, name: &str, member: &Scheduler, from: Timestamp, count: usize) -> BTreeSet<String> {
+        let requests = (0..count).map(|n| {
+            let at = from + Duration::from_millis(n as u64);
+            Create { tenant: Arc::new(town_tenant()), id: None, spec: spec(When::At(at), "http://target.test/") }
+        });
+        let (member, requests) = (member.clone(), requests.collect());
+        let made = self.at(name, async move { member.create(requests).await }).await.unwrap();
+        made.into_iter().map(|made| made.unwrap().id.to_string()).collect()
+    }
+
+    fn calls(&self) -> Vec<Call> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    /// Every one of `ids` was called exactly once; the latest, and by whom.
+    fn each_once(&self, ids: &BTreeSet<String>) -> Duration {
+        let mut counts: BTreeMap<String, usize> = ids.iter().map(|id| (id.clone(), 0)).collect();
+        let mut latest = Duration::ZERO;
+        for call in self.calls() {
+            assert!(call.at >= call.nominal, "early: {call:?}");
+            latest = latest.max(call.at.since(call.nominal));
+            *counts.entry(call.id).or_default() += 1;
+        }
+        let lost = counts.values().filter(|count| **count == 0).count();
+        let doubled = counts.values().filter(|count| **count > 1).count();
+        assert_eq!((lost, doubled), (0, 0), "lost and doubled");
+        latest
+    }
+}
+
+fn town_tenant() -> store::Tenant {
+    store::Tenant { generations: vec![64], ..tenant(TENANT) }
+}
+
+fn named(id: &str, at: Timestamp) -> Create {
+    Create {
+        tenant: Arc::new(town_tenant()),
+        id: Some(ScheduleId::new(id).unwrap()),
+        spec: spec(When::At(at), "http://target.test/"),
+    }
+}
+
+fn quick(_: &Delivery) -> (Duration, AttemptResult) {
+    (Duration::from_millis(3), AttemptResult::Answered(200))
+}
+
+fn slow(_: &Delivery) -> (Duration, AttemptResult) {
+    (Duration::from_millis(150), AttemptResult::Answered(200))
+}
+
+fn both_engines(scenario: impl AsyncFn(&Simulation, MemoryOptions)) {
+    for seed in 0..3 {
+        for options in [MemoryOptions::default(), MemoryOptions::weak()] {
+            let sim = Simulation::new(seed);
+            sim.run_until(scenario(&sim, options));
+        }
+    }
+}
+
+#[test]
+fn members_share_the_shards_and_what_is_due_fires_once() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, quick).await;
+        let (a, b, c) = (town.join("a").await, town.join("b").await, town.join("c").await);
+        town.settle(&[&a, &b, &c]).await;
+        let ids = town.schedule("a", &a, town.in_ms(500), 500).await;
+        town.sleep(Duration::from_secs(3)).await;
+        let latest = town.each_once(&ids);
+        assert!(latest < Duration::from_millis(50), "{latest:?} late");
+        for member in ["a", "b", "c"] {
+            let share = town.calls().iter().filter(|call| call.member == member).count();
+            assert!((100..300).contains(&share), "{member} made {share} of 500 calls");
+        }
+    });
+}
+
+#[test]
+fn a_member_that_joins_takes_its_share_at_once_and_nothing_in_flight_is_doubled() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, slow).await;
+        let a = town.join("a").await;
+        town.settle(&[&a]).await;
+        let ids = town.schedule("a", &a, town.in_ms(500), 3_000).await;
+        town.sleep(Duration::from_millis(900)).await;
+        let b = town.join("b").await;
+        town.sleep(Duration::from_millis(900)).await;
+        let c = town.join("c").await;
+        town.settle(&[&a, &b, &c]).await;
+        town.sleep(Duration::from_secs(20)).await;
+        let latest = town.each_once(&ids);
+        assert!(latest < Duration::from_millis(100), "{latest:?} late");
+        assert!(town.calls().iter().any(|call| call.member == "c"), "the last to come has its share");
+    });
+}
+
+#[test]
+fn a_member_that_stops_hands_everything_over() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, slow).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let ids = town.schedule("a", &a, town.in_ms(500), 2_000).await;
+        town.sleep(Duration::from_millis(800)).await;
+        let stopping = a.clone();
+        town.at("a", async move { stopping.stop().await }).await;
+        assert_eq!(a.owned(), []);
+        town.settle(&[&b]).await;
+        town.sleep(Duration::from_secs(20)).await;
+        let latest = town.each_once(&ids);
+        assert!(latest < Duration::from_millis(100), "{latest:?} late");
+    });
+}
+
+#[test]
+fn the_shards_of_a_dead_member_fire_again_a_lease_later() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, quick).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let ids = town.schedule("b", &b, town.in_ms(100), 6_000).await;
+        town.sleep(Duration::from_millis(700)).await;
+        town.sim.kill("a");
+        town.settle(&[&b]).await;
+        town.sleep(Duration::from_secs(20)).await;
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        let mut latest = Duration::ZERO;
+        for call in town.calls() {
+            latest = latest.max(call.at.since(call.nominal));
+            *counts.entry(call.id).or_default() += 1;
+        }
+        assert!(ids.iter().all(|id| counts.contains_key(id)), "lost");
+        let doubled = counts.values().filter(|count| **count > 1).count();
+        assert!(doubled <= 20, "{doubled} doubled, of which few were in flight");
+        assert!(latest < LEASE + Duration::from_secs(1), "{latest:?} late");
+    });
+}
+
+#[test]
+fn any_member_takes_any_request() {
+    both_engines(async |sim, options| {
+        let failing = |delivery: &Delivery| match delivery.schedule.id.as_str().starts_with("dead") {
+            true => (Duration::from_millis(1), AttemptResult::Answered(500)),
+            false => quick(delivery),
+        };
+        let town = Town::new(sim, options, failing).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let far = town.in_ms(60_000);
+        for n in 0..40 {
+            let names = ["a", "b"];
+            let members = [a.clone(), b.clone()];
+            let (one, other) = (members[n % 2].clone(), members[(n + 1) % 2].clone());
+            let id = format!("n{n}");
+            let name = ScheduleId::new(&id).unwrap();
+            let asked = named(&id, far);
+            let again = asked.clone();
+            let made = town.at(names[n % 2], async move { one.create(vec![asked]).await }).await;
+            made.unwrap().pop().unwrap().unwrap();
+            let (second, there) = (other.clone(), names[(n + 1) % 2]);
+            let exists = town.at(there, async move { second.create(vec![again]).await }).await.unwrap();
+            assert_eq!(exists, [Err(CreateRefusal::Exists)]);
+            let (second, moved) = (other.clone(), named(&id, town.in_ms(500)));
+            let put = town.at(there, async move { second.put(moved).await }).await.unwrap().unwrap();
+            assert!(!put.created && !put.too_late);
+            if n % 4 == 0 {
+                let answer = town.at(there, async move { other.cancel(TENANT, name).await }).await.unwrap();
+                assert_eq!(answer, CancelAnswer::Cancelled);
+            }
+        }
+        let (asking, dead) = (a.clone(), (0..8).map(|n| named(&format!("dead{n}"), town.in_ms(50))).collect());
+        town.at("a", async move { asking.create(dead).await }).await.unwrap();
+        town.sleep(Duration::from_secs(30)).await;
+        let fired: BTreeSet<String> =
+            town.calls().into_iter().map(|call| call.id).filter(|id| id.starts_with('n')).collect();
+        let live: BTreeSet<String> = (0..40).filter(|n| n % 4 != 0).map(|n| format!("n{n}")).collect();
+        assert_eq!(fired, live, "what was moved has fired, and nothing that was cancelled");
+        let reading = b.clone();
+        let letters = town.at("b", async move { reading.dead_letters(TENANT, None, 100).await }).await.unwrap();
+        assert_eq!(letters.len(), 8);
+        for letter in letters {
+            let redriving = b.clone();
+            let answer = town.at("b", async move { redriving.redrive(TENANT, letter.occurrence).await }).await.unwrap();
+            assert!(matches!(answer, RedriveAnswer::Redriven(_)), "{answer:?}");
+        }
+    });
+}
+
+#[test]
+fn a_cancellation_whose_owner_cannot_be_reached_is_pending_and_decided_in_time() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, quick).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let ids = town.schedule("b", &b, town.in_ms(20_000), 40).await;
+        town.sim.kill("a");
+        let mut pending = 0;
+        for id in &ids {
+            let (asking, id) = (b.clone(), ScheduleId::new(id).unwrap());
+            match town.at("b", async move { asking.cancel(TENANT, id).await }).await.unwrap() {
+                CancelAnswer::Pending { decided_by } => {
+                    assert!(decided_by <= town.in_ms(3_500), "{decided_by:?}");
+                    pending += 1;
+                }
+                CancelAnswer::Cancelled => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(pending > 0, "the dead member owned none of them");
+        town.sleep(Duration::from_secs(40)).await;
+        assert_eq!(town.calls().len(), 0, "none of them fires");
+    });
+}
