@@ -18,6 +18,7 @@ mod ownership;
 mod scene;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, LocalBoxFuture};
 use runtime::Runtime;
@@ -27,6 +28,12 @@ use crate::{Elector, Ownership};
 /// One engine, empty at first.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
+
+    /// One whose end is waited for, several times in a case. A renewal every quarter of it must come in time, on a busy
+    /// machine, too.
+    fn lease(&self) -> Duration {
+        Duration::from_millis(300)
+    }
 
     /// As another process opens it: all see the same members and claims.
     fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>>;

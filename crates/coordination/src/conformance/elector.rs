@@ -6,7 +6,7 @@ use domain::Term;
 use futures_util::future::join_all;
 
 use super::Subject;
-use super::scene::{LONG, SHORT, until};
+use super::scene::{LONG, until};
 use crate::{Elector, Follower, Leadership, Member, OwnershipError};
 
 async fn electors(subject: &dyn Subject, count: usize) -> Vec<Arc<dyn Elector>> {
@@ -45,30 +45,32 @@ pub(super) async fn of_replicas_that_call_at_once_one_leads(subject: &dyn Subjec
 }
 
 pub(super) async fn the_leader_goes_on_under_its_term(subject: &dyn Subject) {
+    let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
-    let first = a.is_leader("a", SHORT).await.expect("the engine answers");
+    let first = a.is_leader("a", short).await.expect("the engine answers");
     assert!(first.leads);
     for _ in 0..8 {
-        runtime.sleep(SHORT / 4).await;
-        assert_eq!(a.is_leader("a", SHORT).await, Ok(first));
-        assert_eq!(b.is_leader("b", SHORT).await, Ok(Leadership { leads: false, ..first }));
+        runtime.sleep(short / 4).await;
+        assert_eq!(a.is_leader("a", short).await, Ok(first));
+        assert_eq!(b.is_leader("b", short).await, Ok(Leadership { leads: false, ..first }));
     }
 }
 
 pub(super) async fn a_lease_that_ended_passes_on_under_a_later_term(subject: &dyn Subject) {
+    let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
     let mut before = (a, "a", Term(0));
     for round in 0..3 {
         let (leader, replica, term) = before;
         let called = runtime.monotonic();
-        let now = leader.is_leader(replica, SHORT).await.expect("the engine answers");
+        let now = leader.is_leader(replica, short).await.expect("the engine answers");
         assert!(now.leads && (now.term > term || round > 0));
         let (next, other) = if replica == "a" { (b, "b") } else { (a, "a") };
         until(&runtime, "the other leads", async || leads(next, other).await.is_some()).await;
         let kept = runtime.monotonic().since(called);
-        assert!(kept >= SHORT, "given away after {kept:?}");
+        assert!(kept >= short, "given away after {kept:?}");
         let later = leads(next, other).await.expect("it leads");
         assert!(later > now.term, "{later:?} after {:?}", now.term);
         assert_eq!(leads(leader, replica).await, None, "the earlier leader is one no longer");
@@ -77,9 +79,10 @@ pub(super) async fn a_lease_that_ended_passes_on_under_a_later_term(subject: &dy
 }
 
 pub(super) async fn a_lease_taken_again_has_a_later_term(subject: &dyn Subject) {
+    let short = subject.lease();
     let [a] = &electors(subject, 1).await[..] else { panic!("one elector") };
-    let first = a.is_leader("a", SHORT).await.expect("the engine answers");
-    subject.runtime().sleep(SHORT * 3 / 2).await;
+    let first = a.is_leader("a", short).await.expect("the engine answers");
+    subject.runtime().sleep(short * 3 / 2).await;
     let second = leads(a, "a").await.expect("nobody else is there");
     assert!(second > first.term, "nobody led in between, and it is another leadership");
     a.resign("a").await.expect("the engine answers");
@@ -119,12 +122,13 @@ pub(super) async fn an_earlier_life_of_a_replica_is_another(subject: &dyn Subjec
 }
 
 pub(super) async fn followers_are_those_who_called_lately(subject: &dyn Subject) {
+    let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
     let follower = |replica: &str, leads| Follower { replica: replica.to_owned(), leads };
     assert_eq!(a.followers().await, Ok(Vec::new()));
     leads(b, "b").await.expect("nobody else is there");
-    a.is_leader("a", SHORT).await.expect("the engine answers");
+    a.is_leader("a", short).await.expect("the engine answers");
     a.is_leader("c", LONG).await.expect("the engine answers");
     assert_eq!(b.followers().await, Ok(vec![follower("a", false), follower("b", true), follower("c", false)]));
     let left = Ok(vec![follower("b", true), follower("c", false)]);

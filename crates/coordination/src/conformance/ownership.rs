@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 
 use super::Subject;
-use super::scene::{LONG, Peer, SHORT, member, shard, until};
+use super::scene::{LONG, Peer, member, shard, until};
 use crate::{ClaimName, Member, MemberId, OwnershipError};
 
 pub(super) async fn a_member_is_seen_as_it_joined(subject: &dyn Subject) {
@@ -24,10 +24,11 @@ pub(super) async fn a_member_is_seen_as_it_joined(subject: &dyn Subject) {
 }
 
 pub(super) async fn a_join_made_again_is_a_renewal(subject: &dyn Subject) {
-    let peer = Peer::join(subject, 1, SHORT).await;
+    let short = subject.lease();
+    let peer = Peer::join(subject, 1, short).await;
     assert_eq!(peer.claim(&[shard(1)]).await, [true]);
     peer.ownership.join(member(1), LONG).await.expect("its answer may have been lost");
-    subject.runtime().sleep(SHORT * 2).await;
+    subject.runtime().sleep(short * 2).await;
     assert_eq!(peer.view().await.members.len(), 1);
     assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
 }
@@ -168,37 +169,40 @@ pub(super) async fn claims_go_with_those_who_leave(subject: &dyn Subject) {
 }
 
 pub(super) async fn claims_go_at_the_end_of_the_lease_and_not_before(subject: &dyn Subject) {
+    let short = subject.lease();
     let runtime = subject.runtime();
     let b = Peer::join(subject, 2, LONG).await;
-    let a = Peer::join(subject, 1, SHORT).await;
+    let a = Peer::join(subject, 1, short).await;
     a.claim(&[shard(1)]).await;
     until(&runtime, "a's claim is free", async || b.claim(&[shard(1)]).await == [true]).await;
     let kept = runtime.monotonic().since(a.renewed);
-    assert!(kept >= SHORT, "given away after {kept:?}");
+    assert!(kept >= short, "given away after {kept:?}");
     assert_eq!(b.holder(&shard(1)).await, Some(b.id));
 }
 
 pub(super) async fn a_renewed_session_lives_on(subject: &dyn Subject) {
+    let short = subject.lease();
     let runtime = subject.runtime();
-    let (a, b) = (Peer::join(subject, 1, SHORT).await, Peer::join(subject, 2, LONG).await);
+    let (a, b) = (Peer::join(subject, 1, short).await, Peer::join(subject, 2, LONG).await);
     a.claim(&[shard(1)]).await;
     for _ in 0..8 {
-        runtime.sleep(SHORT / 4).await;
-        a.ownership.renew(a.id, SHORT).await.expect("it was renewed in time");
+        runtime.sleep(short / 4).await;
+        a.ownership.renew(a.id, short).await.expect("it was renewed in time");
         assert_eq!(b.claim(&[shard(1)]).await, [false]);
     }
     // A lease is what the last renewal said.
     a.ownership.renew(a.id, LONG).await.expect("it was renewed in time");
-    runtime.sleep(SHORT * 2).await;
+    runtime.sleep(short * 2).await;
     assert_eq!(b.holder(&shard(1)).await, Some(a.id));
-    a.ownership.renew(a.id, SHORT).await.expect("it was renewed in time");
+    a.ownership.renew(a.id, short).await.expect("it was renewed in time");
     until(&runtime, "a's session ends", async || b.view().await.members.len() == 1).await;
 }
 
 pub(super) async fn an_ended_session_is_lost_for_all_calls(subject: &dyn Subject) {
+    let short = subject.lease();
     let runtime = subject.runtime();
     let watcher = Peer::join(subject, 9, LONG).await;
-    let (left, late) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, SHORT).await);
+    let (left, late) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, short).await);
     for peer in [&left, &late] {
         peer.claim(&[shard(u16::try_from(peer.id.0).expect("small"))]).await;
     }
@@ -248,14 +252,15 @@ pub(super) async fn a_renewal_and_a_claim_at_the_end_of_a_lease_agree(subject: &
 }
 
 pub(super) async fn the_view_shows_the_living_only(subject: &dyn Subject) {
+    let short = subject.lease();
     let runtime = subject.runtime();
     let watcher = Peer::join(subject, 3, LONG).await;
-    let dead = Peer::join(subject, 1, SHORT).await;
+    let dead = Peer::join(subject, 1, short).await;
     dead.claim(&[shard(1), shard(2)]).await;
     assert_eq!(watcher.view().await.members, [member(1), member(3)]);
     // Nobody calls but for the view: the end comes by itself.
     until(&runtime, "the dead are gone", async || watcher.view().await.members == [member(3)]).await;
-    assert!(runtime.monotonic().since(dead.renewed) >= SHORT);
+    assert!(runtime.monotonic().since(dead.renewed) >= short);
     assert!(watcher.view().await.claims.is_empty());
 }
 

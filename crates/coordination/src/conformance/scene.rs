@@ -11,8 +11,6 @@ use crate::{ClaimName, Member, MemberId, Ownership, OwnershipError, View};
 
 /// Nothing ends while a case runs.
 pub(super) const LONG: Duration = Duration::from_secs(60);
-/// Is waited for; and long enough for a few calls to a real server.
-pub(super) const SHORT: Duration = Duration::from_millis(300);
 /// What is to happen happens within this.
 const LIMIT: Duration = Duration::from_secs(20);
 const PERIOD: Duration = Duration::from_millis(5);

@@ -1,0 +1,339 @@
+//! Coordination on PostgreSQL's rows: no more than the database that the store is in.
+//!
+//! A session is a row with an end by the *database's* clock; claims are rows that go with it. What changes the view is
+//! one function call on the server, one at a time (see `migrations/0001.sql`); a renewal is a call of its own that never
+//! waits for those. Leases are rows, never session locks: a lock belongs to a connection, and those come and go.
+//!
+//! Two connections, so that a renewal does not queue behind a claim, and a third that listens for changes. Each is made
+//! again by itself. No call waits longer than [`Options::statement_timeout`] and a little; one that is given up takes its
+//! connection with it, as nothing more is known of it.
+//!
+//! Always true here: a claim is given away only after its holder's session was deleted in the same transaction. What is
+//! answered is synced to disk. A database that is put back in time (a restore, a fail-over to a standby that lagged)
+//! forgets renewals and claims: only the store's terms fence then. See docs/decisions/0101-sessions-on-postgresql.md.
+
+mod elector;
+mod error;
+mod listener;
+mod schema;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use coordination::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View};
+use domain::Timestamp;
+use futures_util::future::BoxFuture;
+use postgres_client::tokio_postgres::Row;
+use postgres_client::tokio_postgres::types::ToSql;
+use postgres_client::{Link, Server, Session};
+use runtime::{Runtime, TaskSet};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub use elector::PostgresElector;
+pub use error::OpenError;
+pub use schema::{VERSION, migrate};
+
+#[derive(Clone)]
+pub struct Options {
+    /// Instead of one in the URL.
+    pub password: Option<String>,
+    /// Default 5 s.
+    pub connect_timeout: Duration,
+    /// The longest call. Default 500 ms, below the margin of the default lease. Too small: a busy database loses
+    /// members; too large: what is stuck holds up the retry that would have gone through.
+    pub statement_timeout: Duration,
+}
+
+impl Options {
+    /// A twelfth of the lease for a call: then several tries fit into it.
+    #[must_use]
+    pub fn with_lease(lease: Duration) -> Self {
+        let statement_timeout = (lease / 12).clamp(Duration::from_millis(20), Duration::from_secs(2));
+        Options { statement_timeout, ..Options::default() }
+    }
+
+    fn server(&self, url: &str) -> Result<Arc<Server>, OpenError> {
+        let options = postgres_client::Options {
+            password: self.password.clone(),
+            application_name: "reveille coordination".to_owned(),
+            connect_timeout: self.connect_timeout,
+            statement_timeout: self.statement_timeout,
+            // Whoever set another default for the database did not mean leases.
+            settings: vec![
+                ("synchronous_commit", "on".to_owned()),
+                ("default_transaction_isolation", "read committed".to_owned()),
+            ],
+        };
+        Ok(Arc::new(Server::new(url, options)?))
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            password: None,
+            connect_timeout: Duration::from_secs(5),
+            statement_timeout: Duration::from_millis(500),
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Options { password, connect_timeout, statement_timeout } = self;
+        f.debug_struct("Options")
+            .field("password", &password.as_ref().map(|_| "***"))
+            .field("connect_timeout", connect_timeout)
+            .field("statement_timeout", statement_timeout)
+            .finish()
+    }
+}
+
+/// After the server's own limit it has this long to say so.
+const SILENCE: Duration = Duration::from_millis(250);
+
+/// One process's way to the database. Dropped, it closes its connections; sessions end by their leases.
+pub struct PostgresCoordination {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    runtime: Runtime,
+    server: Arc<Server>,
+    statement_timeout: Duration,
+    /// What must not wait: renewals and views.
+    pulse: Link,
+    /// What takes its turn.
+    work: Link,
+    changes: watch::Sender<()>,
+    /// Numbers the claims and releases of this process.
+    calls: AtomicI64,
+    stop: CancellationToken,
+    _tasks: TaskSet,
+}
+
+impl PostgresCoordination {
+    /// Connects, and checks the schema that [`migrate`] has made.
+    ///
+    /// # Errors
+    /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
+    pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
+        let server = options.server(url)?;
+        schema::check(runtime, &server).await?;
+        let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
+        let changes = watch::Sender::new(());
+        tasks.spawn(
+            "coordination listener",
+            listener::run(runtime.clone(), server.clone(), changes.clone(), stop.clone()),
+        );
+        let inner = Inner {
+            runtime: runtime.clone(),
+            statement_timeout: options.statement_timeout,
+            pulse: Link::start(runtime, &tasks, &server, stop.clone()),
+            work: Link::start(runtime, &tasks, &server, stop.clone()),
+            server,
+            changes,
+            calls: AtomicI64::new(1),
+            stop,
+            _tasks: tasks,
+        };
+        Ok(PostgresCoordination { inner: Arc::new(inner) })
+    }
+
+    /// This process's replica object of the group `group`.
+    #[must_use]
+    pub fn elector(&self, group: &ClaimName) -> PostgresElector {
+        PostgresElector::new(self.inner.clone(), group)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+impl fmt::Debug for PostgresCoordination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresCoordination({})", self.inner.server)
+    }
+}
+
+impl Inner {
+    /// The rows that `statement` answers.
+    async fn ask(
+        &self,
+        link: &Link,
+        statement: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, OwnershipError> {
+        let limit = self.statement_timeout + SILENCE;
+        let session = self.runtime.timeout(limit, link.session()).await;
+        let session = session.unwrap_or_else(|| link_is_slow(&self.server)).map_err(error::of_failure)?;
+        let mut guard = Unanswered(Some(session.clone()));
+        let asking = async {
+            let statement = session.prepare(statement).await?;
+            session.client().query(&statement, parameters).await.map_err(|error| self.server.failure(&error))
+        };
+        let answer = self.runtime.timeout(limit, asking).await;
+        let Some(answer) = answer else {
+            let server = &self.server;
+            return Err(OwnershipError::Unavailable(format!("{server} has not answered for {limit:?}")));
+        };
+        guard.0 = None;
+        answer.map_err(error::of_failure)
+    }
+
+    /// As [`Inner::ask`], for a statement that answers one row with one column.
+    async fn ask_one<T>(
+        &self,
+        link: &Link,
+        statement: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<T, OwnershipError>
+    where
+        T: for<'a> postgres_client::tokio_postgres::types::FromSql<'a>,
+    {
+        let rows = self.ask(link, statement, parameters).await?;
+        let row = rows.first().ok_or_else(|| unexpected("no row"))?;
+        row.try_get(0).map_err(|_| unexpected("another type"))
+    }
+
+    fn next_call(&self) -> i64 {
+        self.calls.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+fn link_is_slow(server: &Server) -> Result<Arc<Session>, postgres_client::Failure> {
+    let reason = "it is still being connected to".to_owned();
+    Err(postgres_client::Failure::Unreachable { server: server.to_string(), reason })
+}
+
+fn unexpected(what: &str) -> OwnershipError {
+    OwnershipError::Refused(format!("the database answered {what}; is its schema changed by hand?"))
+}
+
+/// A session with a call under way. Whoever gives the call up, by a limit of any kind, gives the connection up: a
+/// server that is silent would swallow the next call, too.
+struct Unanswered(Option<Arc<Session>>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(session) = self.0.take() {
+            session.abandon();
+        }
+    }
+}
+
+const JOIN: &str = "select reveille_coordination.join_as($1::text::uuid, $2, $3, $4, $5, $6)";
+const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
+const LEAVE: &str = "select 1 from reveille_coordination.leave($1::text::uuid)";
+const CLAIM: &str = "select reveille_coordination.claim($1::text::uuid, $2, $3)";
+const RELEASE: &str = "select 1 from reveille_coordination.release($1::text::uuid, $2, $3)";
+/// One statement sees one state. A session whose renewal is just being committed may be missing.
+const VIEW: &str = "
+    with clock as materialized (select clock_timestamp() as now)
+    select member.id::text, member.name, member.address, member.owns, member.build,
+        ceil(extract(epoch from member.lease_end - clock.now) * 1000000)::bigint,
+        array(select claim.name from reveille_coordination.claim where claim.member = member.id)
+    from reveille_coordination.member, clock
+    where member.lease_end > clock.now
+    order by member.id";
+
+impl Ownership for PostgresCoordination {
+    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen> {
+        let lease = millis(lease);
+        Box::pin(async move {
+            member.check()?;
+            let Member { id, name, address, owns, build } = member;
+            let id = id.to_string();
+            let parameters: [&(dyn ToSql + Sync); 6] = [&id, &name, &address, &owns, &build, &lease];
+            seen(self.inner.ask_one(&self.inner.work, JOIN, &parameters).await?)
+        })
+    }
+
+    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen> {
+        let lease = millis(lease);
+        Box::pin(
+            async move { seen(self.inner.ask_one(&self.inner.pulse, RENEW, &[&member.to_string(), &lease]).await?) },
+        )
+    }
+
+    fn leave(&self, member: MemberId) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.inner.ask(&self.inner.work, LEAVE, &[&member.to_string()]).await?;
+            Ok(())
+        })
+    }
+
+    fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, Vec<bool>> {
+        let call = self.inner.next_call();
+        Box::pin(async move {
+            let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
+            let id = member.to_string();
+            let held: Option<Vec<bool>> = self.inner.ask_one(&self.inner.work, CLAIM, &[&id, &names, &call]).await?;
+            let held = held.ok_or(OwnershipError::Lost)?;
+            if held.len() == names.len() { Ok(held) } else { Err(unexpected("for other names")) }
+        })
+    }
+
+    fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()> {
+        let call = self.inner.next_call();
+        Box::pin(async move {
+            let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
+            self.inner.ask(&self.inner.work, RELEASE, &[&member.to_string(), &names, &call]).await?;
+            Ok(())
+        })
+    }
+
+    fn view(&self) -> Answer<'_, View> {
+        Box::pin(async move {
+            let mut view = View::default();
+            for row in self.inner.ask(&self.inner.pulse, VIEW, &[]).await? {
+                add(&mut view, &row).ok_or_else(|| unexpected("what no member wrote"))?;
+            }
+            Ok(view)
+        })
+    }
+
+    fn changed(&self) -> BoxFuture<'static, ()> {
+        let mut changes = self.inner.changes.subscribe();
+        Box::pin(async move {
+            if changes.changed().await.is_err() {
+                // The engine is closed, and nothing will be heard.
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+}
+
+/// One row of [`VIEW`]; `None` if it is not of its form.
+fn add(view: &mut View, row: &Row) -> Option<()> {
+    let id = id_of(row.try_get(0).ok()?)?;
+    let text = |at: usize| row.try_get::<_, String>(at).ok();
+    view.members.push(Member { id, name: text(1)?, address: text(2)?, owns: row.try_get(3).ok()?, build: text(4)? });
+    let end = Duration::from_micros(u64::try_from(row.try_get::<_, i64>(5).ok()?).ok()?);
+    view.first_end = Some(view.first_end.map_or(end, |first| first.min(end)));
+    for name in row.try_get::<_, Vec<&str>>(6).ok()? {
+        view.claims.insert(ClaimName::new(name).ok()?, id);
+    }
+    Some(())
+}
+
+fn id_of(text: &str) -> Option<MemberId> {
+    u128::from_str_radix(&text.replace('-', ""), 16).ok().map(MemberId)
+}
+
+fn seen(engine_millis: Option<i64>) -> Result<Seen, OwnershipError> {
+    let millis = engine_millis.ok_or(OwnershipError::Lost)?;
+    Ok(Seen { engine_now: Timestamp::from_millis(millis) })
+}
+
+fn millis(lease: Duration) -> i64 {
+    assert!(!lease.is_zero() && lease <= LEASE_MAX, "a lease is above zero and at most {LEASE_MAX:?}: {lease:?}");
+    // Rounded up: an end that comes later gives nothing away too soon.
+    i64::try_from(lease.as_micros().div_ceil(1000)).expect("an hour has few milliseconds")
+}

@@ -1,0 +1,68 @@
+//! Hears that the view may have changed. What it misses, polling finds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use postgres_client::tokio_postgres::AsyncMessage;
+use postgres_client::{Failure, Server};
+use runtime::Runtime;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+pub(crate) async fn run(runtime: Runtime, server: Arc<Server>, changes: watch::Sender<()>, stop: CancellationToken) {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = listen_for_ever(&runtime, &server, &changes) => {}
+    }
+}
+
+async fn listen_for_ever(runtime: &Runtime, server: &Server, changes: &watch::Sender<()>) {
+    let mut backoff = BACKOFF_MIN;
+    loop {
+        let began = runtime.monotonic();
+        if let Err(failure) = listen(runtime, server, changes).await {
+            tracing::debug!(%failure, "changes are not heard of; polling goes on");
+        }
+        if runtime.monotonic().since(began) > BACKOFF_MAX {
+            backoff = BACKOFF_MIN;
+        }
+        let half = u64::try_from(backoff.as_millis() / 2).unwrap_or(0);
+        runtime.sleep(Duration::from_millis(half + runtime.random() % half.max(1))).await;
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+    }
+}
+
+/// Until the connection ends.
+async fn listen(runtime: &Runtime, server: &Server, changes: &watch::Sender<()>) -> Result<(), Failure> {
+    let (client, mut messages) = server.connect(runtime).await?;
+    let asking = async {
+        let asked = runtime.timeout(server.statement_timeout(), client.batch_execute("listen reveille_coordination"));
+        match asked.await {
+            Some(answer) => answer.map_err(|error| server.failure(&error))?,
+            None => return Err(Failure::Silent { server: server.to_string(), waited: server.statement_timeout() }),
+        }
+        // Whatever came while nobody listened.
+        changes.send_replace(());
+        // Holds the client, as the connection ends with it.
+        std::future::pending::<()>().await;
+        Ok(())
+    };
+    let hearing = async {
+        while let Some(Ok(message)) = messages.next().await {
+            if matches!(message, AsyncMessage::Notification(_)) {
+                changes.send_replace(());
+            }
+        }
+        Ok(())
+    };
+    tokio::select! {
+        biased;
+        ended = hearing => ended,
+        failed = asking => failed,
+    }
+}

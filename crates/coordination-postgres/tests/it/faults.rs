@@ -1,0 +1,255 @@
+//! What stalls, dies and comes back: nothing hangs, and a session outlives what it can.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coordination::membership::{BeforeRenewal, Membership, Options as MembershipOptions, Profile, Status};
+use coordination::{ClaimName, Elector as _, MemberId, Ownership, OwnershipError};
+use coordination_postgres::{Options, PostgresCoordination};
+use domain::ShardId;
+use engines::postgres::shared;
+use futures_util::FutureExt as _;
+use postgres_client::{Server, tokio_postgres};
+use runtime::{Monotonic, Runtime, TaskSet};
+
+use crate::support::{database, member, name_of, on_real, open, own_server};
+
+const LONG: Duration = Duration::from_secs(60);
+/// Of a call with the default options, whatever happens; a busy machine may add to it.
+const CALL_MAX: Duration = Duration::from_millis(1_500);
+
+fn shard(number: u16) -> ClaimName {
+    ClaimName::shard(ShardId(number))
+}
+
+fn always() -> BeforeRenewal {
+    Arc::new(|| async { true }.boxed())
+}
+
+fn profile(name: &str) -> Profile {
+    Profile { name: name.to_owned(), address: format!("{name}:8081"), owns: true, build: "test".to_owned() }
+}
+
+async fn until(runtime: &Runtime, what: &str, limit: Duration, mut is_so: impl AsyncFnMut() -> bool) {
+    let end = runtime.monotonic() + limit;
+    while !is_so().await {
+        assert!(runtime.monotonic() < end, "it never came: {what}");
+        runtime.sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Each call of the port once; all must fail so that the caller tries again, and soon.
+async fn every_call_fails_soon(runtime: &Runtime, coordination: &PostgresCoordination, id: MemberId) {
+    let limited = async |what: &str, call: coordination::Answer<'_, ()>| {
+        let began = runtime.monotonic();
+        let answer = runtime.timeout(LONG, call).await.unwrap_or(Ok(()));
+        assert!(matches!(&answer, Err(error) if error.is_retryable()), "{what}: {answer:?}");
+        let took = runtime.monotonic().since(began);
+        assert!(took < CALL_MAX, "{what} took {took:?}");
+    };
+    limited("join", coordination.join(member(9), LONG).map(|it| it.map(drop)).boxed()).await;
+    limited("renew", coordination.renew(id, LONG).map(|it| it.map(drop)).boxed()).await;
+    limited("claim", coordination.claim(id, vec![shard(1)]).map(|it| it.map(drop)).boxed()).await;
+    limited("release", coordination.release(id, vec![shard(1)])).await;
+    limited("leave", coordination.leave(MemberId(9))).await;
+    limited("view", coordination.view().map(|it| it.map(drop)).boxed()).await;
+    let elector = coordination.elector(&shard(1));
+    limited("is_leader", elector.is_leader("a", LONG).map(|it| it.map(drop)).boxed()).await;
+    limited("followers", elector.followers().map(|it| it.map(drop)).boxed()).await;
+}
+
+#[test]
+fn a_server_that_pauses_stops_or_dies_hangs_nobody_and_keeps_sessions() {
+    on_real(async |runtime| {
+        let (server, url) = own_server(&runtime).await;
+        let coordination = open(&runtime, &url).await;
+        coordination.join(member(1), LONG).await.unwrap();
+        assert_eq!(coordination.claim(MemberId(1), vec![shard(1)]).await, Ok(vec![true]));
+        let back = async |what: &str| {
+            until(&runtime, what, Duration::from_secs(20), async || {
+                coordination.renew(MemberId(1), LONG).await.is_ok()
+            })
+            .await;
+            let view = coordination.view().await.unwrap();
+            assert_eq!(view.claims.get(&shard(1)), Some(&MemberId(1)), "{what}");
+        };
+
+        server.pause().unwrap();
+        every_call_fails_soon(&runtime, &coordination, MemberId(1)).await;
+        server.resume().unwrap();
+        back("it answers after a pause").await;
+
+        // What the paused server had been sent, it did later: the join and the claims of others, perhaps.
+        coordination.leave(MemberId(9)).await.unwrap();
+        assert_eq!(coordination.claim(MemberId(1), vec![shard(1)]).await, Ok(vec![true]));
+
+        server.restart().unwrap();
+        back("it answers after a restart").await;
+        server.kill().unwrap();
+        every_call_fails_soon(&runtime, &coordination, MemberId(1)).await;
+        server.restart().unwrap();
+        back("it answers after a crash").await;
+
+        // And changes are heard of again.
+        let other = open(&runtime, &url).await;
+        until(&runtime, "a change is told", Duration::from_secs(20), async || {
+            let changed = coordination.changed();
+            other.claim(MemberId(1), vec![shard(2)]).await.unwrap();
+            let told = runtime.timeout(Duration::from_millis(200), changed).await.is_some();
+            other.release(MemberId(1), vec![shard(2)]).await.unwrap();
+            told
+        })
+        .await;
+    });
+}
+
+/// A connection of somebody else's, in the middle of a transaction.
+async fn stalled(runtime: &Runtime, url: &str, tasks: &TaskSet, statement: &str) -> tokio_postgres::Client {
+    let server = Server::new(url, postgres_client::Options::default()).unwrap();
+    let (client, mut messages) = server.connect(runtime).await.unwrap();
+    tasks.spawn("stalled", async move { while futures_util::StreamExt::next(&mut messages).await.is_some() {} });
+    client.batch_execute("begin").await.unwrap();
+    client.batch_execute(statement).await.unwrap();
+    client
+}
+
+#[test]
+fn a_stalled_transaction_of_somebody_else_hangs_nobody() {
+    let url = database();
+    on_real(async |runtime| {
+        let tasks = TaskSet::new(&runtime);
+        let coordination = open(&runtime, &url).await;
+        coordination.join(member(1), LONG).await.unwrap();
+        coordination.claim(MemberId(1), vec![shard(1)]).await.unwrap();
+        for held in [
+            "select from reveille_coordination.turn for update",
+            "select from reveille_coordination.claim for update",
+            "lock table reveille_coordination.claim in share mode",
+        ] {
+            let other = stalled(&runtime, &url, &tasks, held).await;
+            for _ in 0..3 {
+                let began = runtime.monotonic();
+                let released = coordination.release(MemberId(1), vec![shard(1)]).await;
+                let took = runtime.monotonic().since(began);
+                assert!(matches!(&released, Err(error) if error.is_retryable()), "{held}: {released:?}");
+                assert!(took < CALL_MAX, "{held}: {took:?}");
+                coordination.renew(MemberId(1), LONG).await.expect("renewals take no turn");
+                assert_eq!(coordination.view().await.unwrap().claims.len(), 1, "views lock nothing");
+            }
+            other.batch_execute("rollback").await.unwrap();
+            assert_eq!(coordination.claim(MemberId(1), vec![shard(2)]).await, Ok(vec![true]), "{held}");
+            coordination.release(MemberId(1), vec![shard(2)]).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_release_that_arrives_late_takes_away_no_later_claim() {
+    let url = database();
+    on_real(async |runtime| {
+        let coordination = open(&runtime, &url).await;
+        coordination.join(member(1), LONG).await.unwrap();
+        coordination.claim(MemberId(1), vec![shard(1), shard(2)]).await.unwrap();
+        // The next call of this process is number 2; the one after it claims again.
+        coordination.release(MemberId(1), vec![shard(3)]).await.unwrap();
+        coordination.claim(MemberId(1), vec![shard(1)]).await.unwrap();
+        let late =
+            format!("select reveille_coordination.release('{}'::uuid, array['shard/1', 'shard/2'], 2)", MemberId(1));
+        shared().sql(name_of(&url), &late).unwrap();
+        let view = coordination.view().await.unwrap();
+        assert_eq!(view.claims.keys().collect::<Vec<_>>(), [&shard(1)], "claimed again after that release was sent");
+    });
+}
+
+#[test]
+fn a_lease_ends_by_its_own_clock_while_the_server_is_paused() {
+    on_real(async |runtime| {
+        let (server, url) = own_server(&runtime).await;
+        let lease_length = Duration::from_secs(2);
+        let tasks = TaskSet::new(&runtime);
+        let coordination =
+            Arc::new(PostgresCoordination::open(&runtime, &url, &Options::with_lease(lease_length)).await.unwrap());
+        let options = MembershipOptions::with_lease(lease_length);
+        let membership = Membership::join(&runtime, &tasks, coordination, profile("a"), options, always());
+        let lease = membership.joined().await.unwrap();
+        membership.claim(vec![shard(1)]).await.unwrap();
+        let mut status = membership.status();
+        server.pause().unwrap();
+        let paused = runtime.monotonic();
+        let told = runtime.timeout(LONG, status.wait_for(|status| matches!(status, Status::Lost))).await.is_some();
+        let took = runtime.monotonic().since(paused);
+        assert!(told && !lease.is_valid(runtime.monotonic()));
+        assert!(took < lease_length, "it was told {took:?} after the server fell silent");
+        server.resume().unwrap();
+        let again = membership.joined().await.unwrap();
+        assert_ne!(again.member(), lease.member());
+        // Nothing is left of the first session once its lease, and what was under way, is over.
+        until(&runtime, "the old claims are gone", LONG, async || {
+            membership.refresh().await.is_ok_and(|view| view.claims.is_empty() && view.members.len() == 1)
+        })
+        .await;
+        membership.leave().await;
+    });
+}
+
+/// The machine's clock beside a database's that is set otherwise.
+#[test]
+fn a_database_whose_clock_is_off_is_noticed() {
+    for (ahead_seconds, is_off) in [(0, false), (5, true), (-5, true)] {
+        let url = database();
+        let skew = format!(
+            "create or replace function reveille_coordination.millis(at timestamptz) returns bigint \
+             language sql immutable as $$ select floor(extract(epoch from at) * 1000)::bigint + {ahead_seconds} * 1000 $$"
+        );
+        shared().sql(name_of(&url), &skew).unwrap();
+        on_real(async |runtime| {
+            let tasks = TaskSet::new(&runtime);
+            let coordination = Arc::new(open(&runtime, &url).await);
+            let options = MembershipOptions::default();
+            let membership = Membership::join(&runtime, &tasks, coordination, profile("a"), options, always());
+            membership.joined().await.unwrap();
+            let offset = membership.clock_offset().unwrap();
+            let wrong_by = Duration::from_millis(offset.ahead_millis.abs_diff(ahead_seconds * 1000));
+            assert!(wrong_by <= offset.uncertainty + Duration::from_millis(1), "{offset:?}");
+            assert_eq!(membership.clock_is_off(), is_off, "{offset:?}");
+            membership.leave().await;
+        });
+    }
+}
+
+#[test]
+fn a_leader_whose_server_dies_is_followed_under_a_later_term() {
+    on_real(async |runtime| {
+        let (server, url) = own_server(&runtime).await;
+        let lease = Duration::from_secs(1);
+        let (a, b) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        let (a, b) = (a.elector(&shard(1)), b.elector(&shard(1)));
+        let called: Monotonic = runtime.monotonic();
+        let first = a.is_leader("a", lease).await.unwrap();
+        assert!(first.leads);
+        server.kill().unwrap();
+        server.restart().unwrap();
+        let mut second = first;
+        until(&runtime, "b leads", LONG, async || {
+            second = b.is_leader("b", lease).await.unwrap_or(first);
+            second.leads && second != first
+        })
+        .await;
+        assert!(runtime.monotonic().since(called) >= lease, "the crash forgot the lease");
+        assert!(second.term > first.term);
+        assert!(!a.is_leader("a", lease).await.is_ok_and(|answer| answer.leads));
+    });
+}
+
+#[test]
+fn a_session_that_ended_while_its_member_was_cut_off_is_lost() {
+    let url = database();
+    on_real(async |runtime| {
+        let coordination = open(&runtime, &url).await;
+        coordination.join(member(1), LONG).await.unwrap();
+        let delete = "delete from reveille_coordination.member";
+        shared().sql(name_of(&url), delete).unwrap();
+        assert_eq!(coordination.renew(MemberId(1), LONG).await.map(drop), Err(OwnershipError::Lost));
+        assert_eq!(coordination.claim(MemberId(1), vec![shard(1)]).await, Err(OwnershipError::Lost));
+    });
+}

@@ -1,0 +1,96 @@
+//! What is opened and what is not.
+
+use coordination::Ownership as _;
+use coordination_postgres::{OpenError, Options, PostgresCoordination, VERSION, migrate};
+use engines::postgres::{PASSWORD, shared};
+use runtime::Runtime;
+
+use crate::support::{database, member, name_of, on_real, open};
+
+async fn refusal(runtime: &Runtime, url: &str) -> OpenError {
+    PostgresCoordination::open(runtime, url, &Options::default()).await.map(drop).unwrap_err()
+}
+
+#[test]
+fn a_database_without_the_schema_is_refused_until_it_is_migrated() {
+    let url = shared().create_database().unwrap();
+    on_real(async |runtime| {
+        let refused = refusal(&runtime, &url).await;
+        assert!(matches!(refused, OpenError::SchemaMissing { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("reveille store migrate") && !refused.is_retryable(), "{refused}");
+        migrate(&runtime, &url, &Options::default()).await.unwrap();
+        let coordination = open(&runtime, &url).await;
+        coordination.join(member(1), std::time::Duration::from_secs(60)).await.unwrap();
+        // Again, with a member in it.
+        migrate(&runtime, &url, &Options::default()).await.unwrap();
+        assert_eq!(coordination.view().await.unwrap().members, [member(1)]);
+    });
+}
+
+#[test]
+fn two_that_migrate_at_once_make_one_schema() {
+    let url = shared().create_database().unwrap();
+    on_real(async |runtime| {
+        let options = Options::default();
+        let migrations = (0..4).map(|_| migrate(&runtime, &url, &options));
+        for migrated in futures_util::future::join_all(migrations).await {
+            migrated.unwrap();
+        }
+        drop(open(&runtime, &url).await);
+    });
+}
+
+#[test]
+fn a_schema_of_another_build_is_refused() {
+    let url = database();
+    let set = |version: i32| {
+        let statement = format!("update reveille_coordination.meta set version = {version}");
+        shared().sql(name_of(&url), &statement).unwrap();
+    };
+    on_real(async |runtime| {
+        set(VERSION + 1);
+        let newer = refusal(&runtime, &url).await;
+        assert!(matches!(newer, OpenError::SchemaNewer { found, .. } if found == VERSION + 1), "{newer:?}");
+        let newer = migrate(&runtime, &url, &Options::default()).await.unwrap_err();
+        assert!(matches!(newer, OpenError::SchemaNewer { .. }), "a newer schema is left alone: {newer:?}");
+        set(-1);
+        let older = refusal(&runtime, &url).await;
+        assert!(matches!(older, OpenError::SchemaOlder { .. }), "{older:?}");
+        assert!(older.to_string().contains("reveille store migrate"), "{older}");
+    });
+}
+
+#[test]
+fn no_error_shows_the_password() {
+    let url = database();
+    on_real(async |runtime| {
+        let wrong = Options { password: Some("hunter2-wrong".to_owned()), ..Options::default() };
+        let denied = PostgresCoordination::open(&runtime, &url, &wrong).await.map(drop).unwrap_err();
+        let nowhere = refusal(&runtime, &url.replace(&format!(":{}", shared().port()), ":1")).await;
+        let unreadable = refusal(&runtime, &url.replace("127.0.0.1", "[")).await;
+        let coordination = open(&runtime, &url).await;
+        for text in [
+            format!("{denied} {denied:?} {wrong:?}"),
+            format!("{nowhere} {nowhere:?}"),
+            format!("{unreadable} {unreadable:?}"),
+            format!("{coordination:?}"),
+        ] {
+            assert!(!text.contains(PASSWORD) && !text.contains("p%40ss") && !text.contains("hunter2"), "{text}");
+        }
+        assert!(nowhere.is_retryable() && !denied.is_retryable() && !unreadable.is_retryable());
+    });
+}
+
+/// Who runs Reveille need not own the schema.
+#[test]
+fn a_user_without_the_schemas_permissions_is_told_so() {
+    let url = database();
+    on_real(async |runtime| {
+        let coordination = open(&runtime, &url).await;
+        shared().sql(name_of(&url), "alter schema reveille_coordination rename to elsewhere").unwrap();
+        let refused = coordination.view().await.unwrap_err();
+        assert!(!refused.is_retryable(), "{refused}");
+        shared().sql(name_of(&url), "alter schema elsewhere rename to reveille_coordination").unwrap();
+        coordination.view().await.unwrap();
+    });
+}
