@@ -27,7 +27,7 @@ use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
-use postgres_client::{Link, Server, Session};
+use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -170,21 +170,24 @@ impl Inner {
         statement: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, OwnershipError> {
-        let limit = self.statement_timeout + SILENCE;
-        let session = self.runtime.timeout(limit, link.session()).await;
-        let session = session.unwrap_or_else(|| link_is_slow(&self.server)).map_err(error::of_failure)?;
-        let mut guard = Unanswered(Some(session.clone()));
         let asking = async {
-            let statement = session.prepare(statement).await?;
-            session.client().query(&statement, parameters).await.map_err(|error| self.server.failure(&error))
+            let session = link.session().await?;
+            let mut unanswered = Unanswered(Some(session.clone()));
+            let asked = async {
+                let statement = session.prepare(statement).await?;
+                session.client().query(&statement, parameters).await.map_err(|error| self.server.failure(&error))
+            };
+            let answer = asked.await;
+            unanswered.0 = None;
+            answer
         };
-        let answer = self.runtime.timeout(limit, asking).await;
-        let Some(answer) = answer else {
-            let server = &self.server;
-            return Err(OwnershipError::Unavailable(format!("{server} has not answered for {limit:?}")));
-        };
-        guard.0 = None;
-        answer.map_err(error::of_failure)
+        let waited = self.statement_timeout + SILENCE;
+        let answer = self.runtime.timeout(waited, asking).await;
+        answer.unwrap_or_else(|| Err(self.silent(waited))).map_err(error::of_failure)
+    }
+
+    fn silent(&self, waited: Duration) -> Failure {
+        Failure::Silent { server: self.server.to_string(), waited }
     }
 
     /// As [`Inner::ask`], for a statement that answers one row with one column.
@@ -205,11 +208,6 @@ impl Inner {
     fn next_call(&self) -> i64 {
         self.calls.fetch_add(1, Ordering::Relaxed)
     }
-}
-
-fn link_is_slow(server: &Server) -> Result<Arc<Session>, postgres_client::Failure> {
-    let reason = "it is still being connected to".to_owned();
-    Err(postgres_client::Failure::Unreachable { server: server.to_string(), reason })
 }
 
 fn unexpected(what: &str) -> OwnershipError {

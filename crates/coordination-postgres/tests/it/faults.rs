@@ -1,5 +1,6 @@
 //! What stalls, dies and comes back: nothing hangs, and a session outlives what it can.
 
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use futures_util::FutureExt as _;
 use postgres_client::{Server, tokio_postgres};
 use runtime::{Monotonic, Runtime, TaskSet};
 
-use crate::support::{database, member, name_of, on_real, open, own_server};
+use crate::support::{database, member, name_of, on_real, open, open_patiently, own_server};
 
 const LONG: Duration = Duration::from_secs(60);
 /// Of a call with the default options, whatever happens; a busy machine may add to it.
@@ -140,6 +141,89 @@ fn a_stalled_transaction_of_somebody_else_hangs_nobody() {
             assert_eq!(coordination.claim(MemberId(1), vec![shard(2)]).await, Ok(vec![true]), "{held}");
             coordination.release(MemberId(1), vec![shard(2)]).await.unwrap();
         }
+    });
+}
+
+#[test]
+fn a_renewal_does_not_queue_behind_a_claim_that_waits() {
+    let url = database();
+    on_real(async |runtime| {
+        let tasks = TaskSet::new(&runtime);
+        let coordination = open(&runtime, &url).await;
+        coordination.join(member(1), LONG).await.unwrap();
+        let other = stalled(&runtime, &url, &tasks, "select from reveille_coordination.turn for update").await;
+        let mut claim = coordination.claim(MemberId(1), vec![shard(1)]);
+        for _ in 0..3 {
+            let renewed = futures_util::future::select(coordination.renew(MemberId(1), LONG), claim).await;
+            let futures_util::future::Either::Left((renewed, waiting)) = renewed else {
+                panic!("the claim came first")
+            };
+            renewed.unwrap();
+            claim = waiting;
+        }
+        assert!(claim.await.is_err());
+        other.batch_execute("rollback").await.unwrap();
+    });
+}
+
+/// A renewal that is executed, and not committed before the lease it renews is over: whoever claims meanwhile waits for
+/// what becomes of it.
+#[test]
+fn a_renewal_in_flight_at_the_end_of_its_lease_keeps_its_claims() {
+    let url = database();
+    on_real(async |runtime| {
+        let tasks = TaskSet::new(&runtime);
+        let coordination = open_patiently(&runtime, &url).await;
+        coordination.join(member(2), LONG).await.unwrap();
+        for (end, is_kept) in [("commit", true), ("rollback", false)] {
+            let lease = Duration::from_millis(400);
+            coordination.join(member(1), lease).await.unwrap();
+            assert_eq!(coordination.claim(MemberId(1), vec![shard(1)]).await, Ok(vec![true]));
+            let renew = format!("select reveille_coordination.renew('{}', 60000)", MemberId(1));
+            let renewing = stalled(&runtime, &url, &tasks, &renew).await;
+            runtime.sleep(lease).await;
+            let claiming = coordination.claim(MemberId(2), vec![shard(1)]);
+            let ending = async {
+                runtime.sleep(Duration::from_millis(100)).await;
+                renewing.batch_execute(end).await.unwrap();
+            };
+            let (claimed, ()) = futures_util::future::join(claiming, ending).await;
+            assert_eq!(claimed, Ok(vec![!is_kept]), "{end}");
+            let renewed = coordination.renew(MemberId(1), LONG).await.map(drop);
+            assert_eq!(renewed, if is_kept { Ok(()) } else { Err(OwnershipError::Lost) }, "{end}");
+            let holder = if is_kept { MemberId(1) } else { MemberId(2) };
+            assert_eq!(coordination.view().await.unwrap().claims.get(&shard(1)), Some(&holder));
+            coordination.leave(MemberId(1)).await.unwrap();
+        }
+    });
+}
+
+/// As when a network drops what is sent on some connections: they stay open, and nothing comes back on them.
+#[test]
+fn a_connection_that_fell_silent_is_given_up_even_if_no_caller_waits_for_long() {
+    let url = database();
+    on_real(async |runtime| {
+        let coordination = open(&runtime, &url).await;
+        coordination.join(member(1), LONG).await.unwrap();
+        coordination.view().await.unwrap();
+        let of_ours = "select pid from pg_stat_activity where datname = current_database() \
+                       and application_name = 'reveille coordination'";
+        let pids = shared().sql(name_of(&url), of_ours).unwrap();
+        let signal = |signal: &str| {
+            assert!(Command::new("kill").arg(signal).args(pids.split_whitespace()).status().unwrap().success());
+        };
+        signal("-STOP");
+        let impatient = Duration::from_millis(50);
+        until(&runtime, "another connection answers", Duration::from_secs(10), async || {
+            runtime.timeout(impatient, coordination.renew(MemberId(1), LONG)).await.is_some_and(|it| it.is_ok())
+        })
+        .await;
+        until(&runtime, "another connection claims", Duration::from_secs(10), async || {
+            let claiming = coordination.claim(MemberId(1), vec![shard(1)]);
+            runtime.timeout(impatient * 4, claiming).await.is_some_and(|it| it.is_ok())
+        })
+        .await;
+        signal("-CONT");
     });
 }
 

@@ -212,7 +212,7 @@ fn no_two_hold_one_of_256_claims_whatever_fails() {
             processes.push(start(&runtime, &url, &format!("process-{at}"), &records).await);
         }
         settled(&runtime, &processes, LEASE * 10).await;
-        for kind in 0..10 {
+        for kind in 0..7 {
             strike(&runtime, &server, &url, &mut processes, &records, kind).await;
             runtime.sleep(Duration::from_millis(runtime.random() % 400)).await;
         }
