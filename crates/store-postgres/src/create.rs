@@ -1,0 +1,336 @@
+//! Creations and rows placed: many small calls in one transaction.
+//!
+//! A few lanes, each with a connection of its own. While one lane's transaction syncs, calls gather, and the next lane takes
+//! all of them, up to a bound. What is new goes in as a whole, by one statement; if something of it is there already, the
+//! lane takes the new rows one by one, and the caller decides about the rest under locks ([`Inner::insert_with_care`]).
+
+use std::sync::Arc;
+
+use domain::{DueKey, PollerId};
+use futures_util::future::try_join_all;
+use postgres_client::tokio_postgres::types::ToSql;
+use postgres_client::{Failure, Link, Session};
+use store::{Insert, Inserted, Placed, StoreError};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::connections::query;
+use crate::due;
+use crate::engine::Inner;
+use crate::error::{closed, store_error};
+use crate::rows::{Head, ScheduleColumns, is_made, uuid};
+
+/// How often a batch is tried that meets another, or finds that a partition is gone.
+const TRIES: usize = 5;
+
+/// All of it is new.
+const CREATE: &str = "with
+    near as (
+        insert into reveille.due_near (poller, position, incarnation, nominal, version, try, shard, written_by)
+        select *, pg_current_xact_id() from unnest($11::bigint[], $12::bigint[], $13::uuid[], $14::bigint[],
+            $15::bigint[], $16::bigint[], $17::smallint[])
+        on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by
+    ),
+    far as (
+        insert into reveille.due_far (poller, position, incarnation, nominal, version, try, shard, written_by)
+        select *, pg_current_xact_id() from unnest($18::bigint[], $19::bigint[], $20::uuid[], $21::bigint[],
+            $22::bigint[], $23::bigint[], $24::smallint[])
+        on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by
+    )
+    insert into reveille.schedule
+        (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec)
+    select true, * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::smallint[],
+        $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[])";
+
+/// Those that are new, and which they are.
+const CREATE_NEW: &str = "insert into reveille.schedule
+        (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec)
+    select true, * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::smallint[],
+        $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[])
+    on conflict do nothing returning incarnation";
+
+/// A call, or a part of one.
+pub(crate) struct Job {
+    work: Work,
+    answer: oneshot::Sender<Result<Vec<bool>, StoreError>>,
+}
+
+#[derive(Clone)]
+enum Work {
+    Insert(Arc<[Insert]>),
+    Place(Arc<[(PollerId, DueKey)]>),
+}
+
+impl Work {
+    fn rows(&self) -> usize {
+        match self {
+            Work::Insert(inserts) => inserts.len(),
+            Work::Place(rows) => rows.len(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Work::Insert(inserts) => inserts.iter().map(|insert| insert.schedule.spec.payload.len()).sum(),
+            Work::Place(_) => 0,
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) async fn insert(&self, inserts: Vec<Insert>) -> Result<Vec<Inserted>, StoreError> {
+        // Only those with chosen ids can be in each other's way.
+        let are_apart = inserts.iter().all(|insert| is_made(&insert.schedule));
+        let parts = self.parts_of(inserts);
+        let answers = if are_apart {
+            try_join_all(parts.into_iter().map(|part| self.insert_part(part))).await?
+        } else {
+            let mut answers = Vec::with_capacity(parts.len());
+            for part in parts {
+                answers.push(self.insert_part(part).await?);
+            }
+            answers
+        };
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    fn parts_of(&self, inserts: Vec<Insert>) -> Vec<Arc<[Insert]>> {
+        let (mut parts, mut part, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for insert in inserts {
+            bytes += insert.schedule.spec.payload.len();
+            if part.len() >= self.options.batch_rows || bytes > self.options.batch_bytes && !part.is_empty() {
+                bytes = insert.schedule.spec.payload.len();
+                parts.push(std::mem::take(&mut part).into());
+            }
+            part.push(insert);
+        }
+        if !part.is_empty() {
+            parts.push(part.into());
+        }
+        parts
+    }
+
+    async fn insert_part(&self, part: Arc<[Insert]>) -> Result<Vec<Inserted>, StoreError> {
+        // An id that looks like a made one may belong to whom it was made for, whom no index of names knows.
+        let looks_made = |insert: &Insert| insert.schedule.id.to_incarnation().is_some() && !is_made(&insert.schedule);
+        if part.iter().any(looks_made) {
+            return self.insert_with_care(&part).await;
+        }
+        let made = self.ask(Work::Insert(part.clone())).await?;
+        let rest: Vec<Insert> =
+            part.iter().zip(&made).filter(|(_, made)| !**made).map(|(insert, _)| insert.clone()).collect();
+        let mut rest = if rest.is_empty() { Vec::new() } else { self.insert_with_care(&rest).await? }.into_iter();
+        let answer = |(insert, made): (&Insert, bool)| match made {
+            true => Inserted::Placed(Placed { position: insert.due.position, settled: false }),
+            false => rest.next().expect("there is an answer for each that was asked again"),
+        };
+        Ok(part.iter().zip(made).map(answer).collect())
+    }
+
+    pub(crate) async fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Result<Vec<Placed>, StoreError> {
+        let parts = rows.chunks(self.options.batch_rows).map(|part| self.ask(Work::Place(part.into())));
+        try_join_all(parts).await?;
+        Ok(rows.into_iter().map(|(_, key)| Placed { position: key.position, settled: false }).collect())
+    }
+
+    async fn ask(&self, work: Work) -> Result<Vec<bool>, StoreError> {
+        let (answer, answered) = oneshot::channel();
+        let limit = self.options.statement_timeout;
+        let queue = Box::pin(self.creations.send(Job { work, answer }));
+        match self.runtime.timeout(limit, queue).await {
+            Some(Ok(())) => {}
+            Some(Err(_)) => return Err(closed()),
+            None => return Err(StoreError::Unavailable(format!("too many creations are waiting since {limit:?}"))),
+        }
+        answered.await.unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+/// One lane's work, until the store closes.
+pub(crate) async fn lane(
+    inner: Arc<Inner>,
+    link: Link,
+    jobs: Arc<Mutex<mpsc::Receiver<Job>>>,
+    stop: CancellationToken,
+) {
+    loop {
+        let batch = tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            batch = gather(&inner, &jobs) => batch,
+        };
+        let Some(batch) = batch else { return };
+        // Whoever asks later finds the queue closed.
+        inner.create(&link, batch).await;
+    }
+}
+
+async fn gather(inner: &Inner, jobs: &Mutex<mpsc::Receiver<Job>>) -> Option<Vec<Job>> {
+    let mut jobs = jobs.lock().await;
+    let first = jobs.recv().await?;
+    let (mut rows, mut bytes) = (first.work.rows(), first.work.bytes());
+    let mut batch = vec![first];
+    while rows < inner.options.batch_rows && bytes < inner.options.batch_bytes {
+        let Ok(job) = jobs.try_recv() else { break };
+        rows += job.work.rows();
+        bytes += job.work.bytes();
+        batch.push(job);
+    }
+    Some(batch)
+}
+
+impl Inner {
+    async fn create(&self, link: &Link, batch: Vec<Job>) {
+        let works: Vec<Work> = batch.iter().map(|job| job.work.clone()).collect();
+        let created = self.try_create(link, &works).await;
+        match created {
+            Ok(made) => {
+                for (job, made) in batch.into_iter().zip(made) {
+                    // Nobody may be waiting any more.
+                    drop(job.answer.send(Ok(made)));
+                }
+            }
+            // One that the server does not take must not keep the others out.
+            Err(Failure::Statement { .. }) if batch.len() > 1 => {
+                for job in batch {
+                    let alone = self.try_create(link, std::slice::from_ref(&job.work)).await;
+                    let answer = alone.map(|mut made| made.pop().unwrap_or_default());
+                    drop(job.answer.send(answer.map_err(|failure| self.told(failure))));
+                }
+            }
+            Err(failure) => {
+                let error = self.told(failure);
+                batch.into_iter().for_each(|job| drop(job.answer.send(Err(error.clone()))));
+            }
+        }
+    }
+
+    async fn try_create(&self, link: &Link, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
+        let mut all_new = true;
+        let mut tries_left = TRIES;
+        loop {
+            let session = link.session().await?;
+            let tried =
+                if all_new { self.create_all(&session, works).await } else { self.create_new(&session, works).await };
+            let Err(failure) = tried else { return tried };
+            tries_left -= 1;
+            match failure.code().map(|code| code.code().to_owned()).as_deref() {
+                Some("23505") if all_new => all_new = false,
+                Some("23514") if tries_left > 0 => self.partitions.forget(),
+                _ if failure.is_conflict() && tries_left > 0 => {}
+                _ => return Err(failure),
+            }
+        }
+    }
+
+    async fn columns_of(&self, works: &[Work]) -> Result<(ScheduleColumns, due::Columns), Failure> {
+        let mut schedules = ScheduleColumns::default();
+        let mut rows = Vec::new();
+        for work in works {
+            match work {
+                Work::Insert(inserts) => {
+                    for Insert { schedule, due } in &**inserts {
+                        schedules.push(&Head::new(schedule), schedule);
+                        rows.push((schedule.poller, *due));
+                    }
+                }
+                Work::Place(placed) => rows.extend_from_slice(placed),
+            }
+        }
+        let due = due::Columns::of(rows.into_iter(), self.runtime.now());
+        let missing = self.partitions.missing(&due.partitions);
+        if !missing.is_empty() {
+            self.make_partitions(&missing).await?;
+        }
+        Ok((schedules, due))
+    }
+
+    async fn create_all(&self, session: &Session, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
+        let (schedules, due) = self.columns_of(works).await?;
+        if schedules.incarnations.is_empty() {
+            self.write_due(session, &due).await?;
+        } else {
+            let (made, near, far) = (schedule_parameters(&schedules), due.near.parameters(), due.far.parameters());
+            let parameters = [made.as_slice(), &near, &far].concat();
+            query(session, CREATE, &parameters).await?;
+        }
+        Ok(works.iter().map(|work| vec![true; work.rows()]).collect())
+    }
+
+    async fn write_due(&self, session: &Session, due: &due::Columns) -> Result<(), Failure> {
+        let [near, far] = due::statements(true);
+        if !due.near.is_empty() {
+            query(session, near, &due.near.parameters()).await?;
+        }
+        if !due.far.is_empty() {
+            query(session, far, &due.far.parameters()).await?;
+        }
+        Ok(())
+    }
+
+    /// On a lane's own connection, so that a transaction may take its time.
+    async fn create_new(&self, session: &Session, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
+        let run = async |text: &str| session.within(session.client().batch_execute(text)).await;
+        run("begin").await?;
+        let creating = async {
+            let (schedules, _) = self.columns_of(works).await?;
+            let rows = query(session, CREATE_NEW, &schedule_parameters(&schedules)).await?;
+            let new: std::collections::HashSet<Uuid> = rows.iter().map(|row| row.get(0)).collect();
+            let made = made_of(works, new);
+            let is_new = |(insert, made): (&Insert, &bool)| made.then_some((insert.schedule.poller, insert.due));
+            let rows = works.iter().zip(&made).flat_map(|(work, made)| match work {
+                Work::Insert(inserts) => inserts.iter().zip(made).filter_map(is_new).collect(),
+                Work::Place(placed) => placed.to_vec(),
+            });
+            self.write_due(session, &due::Columns::of(rows, self.runtime.now())).await?;
+            run("commit").await?;
+            Ok(made)
+        };
+        let created: Result<_, Failure> = creating.await;
+        if created.is_err() && run("rollback").await.is_err() {
+            session.abandon();
+        }
+        created
+    }
+}
+
+/// Which rows are new, the first of each incarnation only.
+fn made_of(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec<Vec<bool>> {
+    let mut made = Vec::with_capacity(works.len());
+    for work in works {
+        made.push(match work {
+            Work::Insert(inserts) => {
+                inserts.iter().map(|insert| new.remove(&uuid(insert.schedule.incarnation))).collect()
+            }
+            Work::Place(rows) => vec![true; rows.len()],
+        });
+    }
+    made
+}
+
+fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 10] {
+    [
+        &columns.incarnations,
+        &columns.tenants,
+        &columns.pollers,
+        &columns.ids,
+        &columns.revisions,
+        &columns.statuses,
+        &columns.created,
+        &columns.updated,
+        &columns.nexts,
+        &columns.specs,
+    ]
+}
+
+impl Inner {
+    /// Notes what the failure says about the server's health.
+    pub(crate) fn told(&self, failure: Failure) -> StoreError {
+        let error = store_error(failure);
+        if matches!(error, StoreError::Full(_)) {
+            self.full_until.store_from(self.runtime.monotonic());
+        }
+        error
+    }
+}

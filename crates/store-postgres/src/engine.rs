@@ -1,0 +1,250 @@
+//! The store: its connections, its tasks, and the port's calls, each told in a module of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use postgres_client::{Link, Server};
+use runtime::{Monotonic, Runtime, TaskSet};
+use store::{
+    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+};
+use tokio::sync::{Mutex, mpsc};
+use tokio_util::sync::CancellationToken;
+
+use crate::arrivals::{Cursors, Snapshot};
+use crate::connections::{Exclusive, Shared, Starter, query};
+use crate::error::{OpenError, store_error};
+use crate::marks::Told;
+use crate::options::Options;
+use crate::partition::Partitions;
+use crate::{create, schema};
+
+/// After the server refused a write for want of space, how long users' writes are not taken: then one tries again.
+const FULL_FOR: Duration = Duration::from_secs(5);
+
+/// The port on PostgreSQL; see the crate's documentation.
+pub struct PostgresStore {
+    inner: Arc<Inner>,
+    stop: CancellationToken,
+}
+
+pub(crate) struct Inner {
+    pub(crate) runtime: Runtime,
+    pub(crate) options: Options,
+    server: Arc<Server>,
+    cluster: String,
+    pub(crate) creations: mpsc::Sender<create::Job>,
+    /// Transactions of owners, and of creations that met what is there.
+    pub(crate) owners: Exclusive,
+    /// Statements that change terms; none waits behind a read.
+    pub(crate) takers: Shared,
+    pub(crate) readers: Shared,
+    /// Makes and drops partitions.
+    pub(crate) keeper: Link,
+    pub(crate) making_partitions: Mutex<()>,
+    pub(crate) partitions: Partitions,
+    pub(crate) arrivals: Cursors,
+    pub(crate) marks: Told,
+    pub(crate) full_until: FullUntil,
+    stop: CancellationToken,
+}
+
+/// On the monotonic clock, in milliseconds; 0 if it never was full.
+#[derive(Default)]
+pub(crate) struct FullUntil(AtomicU64);
+
+impl FullUntil {
+    pub(crate) fn store_from(&self, now: Monotonic) {
+        self.0.store(millis_of(now + FULL_FOR), Ordering::Relaxed);
+    }
+
+    fn is_after(&self, now: Monotonic) -> bool {
+        self.0.load(Ordering::Relaxed) > millis_of(now)
+    }
+}
+
+fn millis_of(at: Monotonic) -> u64 {
+    u64::try_from(at.since_start().as_millis()).unwrap_or(u64::MAX)
+}
+
+impl PostgresStore {
+    /// Connects, and looks whether the schema there is this build's. Its tasks are `tasks`' own; they end with
+    /// [`PostgresStore::close`].
+    ///
+    /// # Errors
+    /// If the server cannot be reached or refuses, or the schema or the cluster is not what it must be.
+    pub async fn open(runtime: &Runtime, tasks: &TaskSet, url: &str, options: Options) -> Result<Self, OpenError> {
+        let server = Arc::new(Server::new(url, options.client())?);
+        let stop = CancellationToken::new();
+        let starter = Starter { runtime, tasks, server: &server, stop: &stop };
+        let keeper = starter.link();
+        let opened = look(&keeper, &server, options.cluster.as_deref()).await;
+        let (cluster, snapshot) = opened.inspect_err(|_| stop.cancel())?;
+        let (creations, jobs) = mpsc::channel(options.queue_calls.max(1));
+        let inner = Inner {
+            runtime: runtime.clone(),
+            cluster,
+            creations,
+            owners: Exclusive::start(runtime, &server, options.owner_connections, || starter.link()),
+            takers: Shared::start(1, || starter.link()),
+            readers: Shared::start(options.reader_connections, || starter.link()),
+            keeper,
+            making_partitions: Mutex::new(()),
+            partitions: Partitions::default(),
+            arrivals: Cursors::new(snapshot),
+            marks: Told::default(),
+            full_until: FullUntil::default(),
+            stop: stop.clone(),
+            server: server.clone(),
+            options,
+        };
+        inner.readers.connected().await.inspect_err(|_| stop.cancel())?;
+        let inner = Arc::new(inner);
+        let jobs = Arc::new(Mutex::new(jobs));
+        for _ in 0..inner.options.creator_connections.max(1) {
+            let lane = create::lane(inner.clone(), starter.link(), jobs.clone(), stop.clone());
+            tasks.spawn("postgres creations", lane);
+        }
+        Ok(PostgresStore { inner, stop })
+    }
+
+    /// The id of the cluster that lives in the database.
+    #[must_use]
+    pub fn cluster(&self) -> &str {
+        &self.inner.cluster
+    }
+
+    /// The server's URL, without its password.
+    #[must_use]
+    pub fn server(&self) -> String {
+        self.inner.server.to_string()
+    }
+
+    /// Makes the partitions of the days to come, and drops those that every poller is done with. One member calls it now
+    /// and then, an hour apart or so; several at once are harmless. How many were dropped.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or refuses.
+    pub async fn maintain(&self, now: Timestamp) -> Result<u64, StoreError> {
+        let session = self.inner.keeper.session().await.map_err(store_error)?;
+        let _alone = self.inner.making_partitions.lock().await;
+        self.inner.partitions.maintain(&session, now).await.map_err(store_error)
+    }
+
+    /// Ends the connections and the tasks; what is under way fails.
+    pub fn close(&self) {
+        self.stop.cancel();
+    }
+}
+
+impl Drop for PostgresStore {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// The cluster, and what was over before any call.
+async fn look(keeper: &Link, server: &Server, expected: Option<&str>) -> Result<(String, Snapshot), OpenError> {
+    let session = keeper.session().await?;
+    let cluster = schema::check(&session, server, expected).await?;
+    let rows = query(&session, "select pg_current_snapshot()::text", &[]).await?;
+    let snapshot = rows.first().and_then(|row| Snapshot::parse(row.get(0)));
+    Ok((cluster, snapshot.expect("PostgreSQL writes a snapshot in its own form")))
+}
+
+impl Store for PostgresStore {
+    fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>> {
+        Box::pin(self.inner.insert(inserts))
+    }
+
+    fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
+        Box::pin(async move {
+            let positions = self.inner.positions(&pollers).await?;
+            Ok(positions.into_iter().map(|positions| positions.closed).collect())
+        })
+    }
+
+    fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {
+        Box::pin(self.inner.place(rows))
+    }
+
+    fn mark(&self, marks: Vec<Mark>) -> Answer<'_, Vec<Marked>> {
+        Box::pin(self.inner.mark(marks))
+    }
+
+    fn get(&self, names: Vec<(TenantId, ScheduleId)>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        Box::pin(async move { self.inner.get(&names).await })
+    }
+
+    fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>> {
+        Box::pin(self.inner.load(incarnations))
+    }
+
+    fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
+        Box::pin(async move { self.inner.find_runs(&occurrences).await })
+    }
+
+    fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        Box::pin(self.inner.runs(incarnation, after, limit))
+    }
+
+    fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
+        Box::pin(self.inner.dead_letters(tenant, after, limit))
+    }
+
+    fn tenants(&self) -> Answer<'_, Vec<Tenant>> {
+        Box::pin(self.inner.tenants())
+    }
+
+    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
+        Box::pin(async move { self.inner.put_tenant(&tenant).await })
+    }
+
+    fn health(&self) -> Health {
+        if self.inner.stop.is_cancelled() {
+            Health::Closed
+        } else if !self.inner.readers.is_up() {
+            Health::Unreachable
+        } else if self.inner.full_until.is_after(self.inner.runtime.monotonic()) {
+            Health::Full
+        } else {
+            Health::Ready
+        }
+    }
+
+    fn take(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Term>> {
+        Box::pin(async move { self.inner.take(&shards).await })
+    }
+
+    fn positions(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Positions>> {
+        Box::pin(async move { self.inner.positions(&pollers).await })
+    }
+
+    fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)> {
+        Box::pin(async move { self.inner.arrivals(&shards, cursor, limit).await })
+    }
+
+    fn marks(&self, shards: Arc<[ShardId]>, cursor: Cursor) -> Answer<'_, (Vec<(ShardId, Incarnation)>, Cursor)> {
+        Box::pin(async move { self.inner.marks(&shards, cursor).await })
+    }
+
+    fn due(&self, reads: Vec<DueRead>) -> Answer<'_, Vec<DuePage>> {
+        Box::pin(async move { self.inner.due(&reads).await })
+    }
+
+    fn write(&self, writes: Vec<OwnerWrite>) -> Answer<'_, Vec<Result<Written, WriteRefusal>>> {
+        Box::pin(self.inner.write(writes))
+    }
+
+    fn hand_over(&self, lists: Vec<HandOver>) -> Answer<'_, Vec<Result<(), WriteRefusal>>> {
+        Box::pin(self.inner.hand_over(lists))
+    }
+
+    fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>> {
+        Box::pin(async move { self.inner.handed_over(&shards).await })
+    }
+}

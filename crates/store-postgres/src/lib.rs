@@ -1,0 +1,36 @@
+//! The store port on PostgreSQL, 14 or later, which is the only thing that several members of a cluster need to share.
+//!
+//! Several processes use one database at once. What any member writes (creations, marks) goes in without locks but those
+//! of its own rows; what an owner writes goes in under the row of its shard, locked FOR SHARE, and its term. So of a write
+//! and a take at once one waits for the other, and nothing of an older term takes effect once a newer one was answered.
+//!
+//! Row write and look at `closed` are two transactions on purpose ([`store::Placed::settled`] is false), and marks are told to
+//! the owner. Due rows are partitioned by time, and dropped by the partition ([`PostgresStore::maintain`]).
+//!
+//! What this does not do: it elects nobody (that is `coordination`), keeps no cache of rows, and never reads a clock for a
+//! decision but for where a due row is kept.
+//!
+//! Always true here: what was answered is committed, synchronously; every wait has a limit; a call whose connection ended
+//! fails with [`store::StoreError::Unavailable`], and may have taken effect; connections come back by themselves.
+
+mod arrivals;
+mod codec;
+mod connections;
+mod create;
+mod due;
+mod engine;
+mod error;
+mod marks;
+mod options;
+mod ownership;
+mod partition;
+mod plan;
+mod read;
+mod rows;
+mod schema;
+mod write;
+
+pub use engine::PostgresStore;
+pub use error::OpenError;
+pub use options::Options;
+pub use schema::{Migrated, SCHEMA_VERSION, migrate};

@@ -1,0 +1,92 @@
+//! Terms, and what one owner tells the next.
+
+use std::collections::BTreeMap;
+
+use domain::{ShardId, Term};
+use store::{HandOver, HandedOver, StoreError, WriteRefusal};
+
+use crate::codec;
+use crate::engine::Inner;
+use crate::error::store_error;
+
+/// In the order in which owners' writes lock them.
+const TAKE: &str = "with locked as (
+        select s.shard, i.times from unnest($1::smallint[], $2::bigint[]) as i (shard, times)
+        join reveille.shard s on s.shard = i.shard order by s.shard for update of s
+    )
+    update reveille.shard s set term = s.term + l.times from locked l where s.shard = l.shard
+    returning s.shard, s.term";
+const HAND_OVER: &str = "with locked as (
+        select s.shard, i.attempts from unnest($1::smallint[], $2::bigint[], $3::bytea[]) as i (shard, term, attempts)
+        join reveille.shard s on s.shard = i.shard and s.term = i.term order by s.shard for update of s
+    )
+    update reveille.shard s set handed_over = l.attempts from locked l where s.shard = l.shard
+    returning s.shard, s.term";
+const HANDED_OVER: &str = "select shard, handed_over from reveille.shard where shard = any($1::smallint[])";
+
+impl Inner {
+    pub(crate) async fn take(&self, shards: &[ShardId]) -> Result<Vec<Term>, StoreError> {
+        if shards.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut times: BTreeMap<ShardId, i64> = BTreeMap::new();
+        shards.iter().for_each(|shard| *times.entry(*shard).or_default() += 1);
+        let (numbers, counts): (Vec<i16>, Vec<i64>) =
+            times.iter().map(|(shard, times)| (shard.0.cast_signed(), *times)).unzip();
+        let rows = self.takers.query(TAKE, &[&numbers, &counts]).await.map_err(store_error)?;
+        // The first of the new terms of each shard.
+        let mut next: BTreeMap<ShardId, i64> = BTreeMap::new();
+        for row in &rows {
+            let shard = ShardId(row.get::<_, i16>(0).cast_unsigned());
+            next.insert(shard, row.get::<_, i64>(1) - times.get(&shard).copied().unwrap_or_default() + 1);
+        }
+        let term = |shard: &ShardId| {
+            let next = next.get_mut(shard)?;
+            *next += 1;
+            Some(Term((*next - 1).cast_unsigned()))
+        };
+        let missing = || StoreError::Damaged("a shard has no row".to_owned());
+        shards.iter().map(term).collect::<Option<Vec<Term>>>().ok_or_else(missing)
+    }
+
+    pub(crate) async fn hand_over(&self, lists: Vec<HandOver>) -> Result<Vec<Result<(), WriteRefusal>>, StoreError> {
+        if lists.is_empty() {
+            return Ok(Vec::new());
+        }
+        // The last of a shard is the one that stays.
+        let mut last: BTreeMap<(ShardId, Term), Vec<u8>> = BTreeMap::new();
+        for HandOver { shard, term, attempts } in &lists {
+            let of_shard = attempts.iter().all(|attempt| attempt.poller.shard() == *shard);
+            assert!(of_shard, "an attempt is handed over with its own shard: {shard:?}");
+            last.insert((*shard, *term), codec::put_handed_over(attempts));
+        }
+        let mut columns = (Vec::new(), Vec::new(), Vec::new());
+        for ((shard, term), attempts) in last {
+            columns.0.push(shard.0.cast_signed());
+            columns.1.push(term.0.cast_signed());
+            columns.2.push(attempts);
+        }
+        let rows = self.takers.query(HAND_OVER, &[&columns.0, &columns.1, &columns.2]).await.map_err(store_error)?;
+        let written: BTreeMap<i16, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        let answer = |list: &HandOver| {
+            let under = written.get(&list.shard.0.cast_signed());
+            if under == Some(&list.term.0.cast_signed()) { Ok(()) } else { Err(WriteRefusal::Superseded) }
+        };
+        Ok(lists.iter().map(answer).collect())
+    }
+
+    pub(crate) async fn handed_over(&self, shards: &[ShardId]) -> Result<Vec<Vec<HandedOver>>, StoreError> {
+        if shards.is_empty() {
+            return Ok(Vec::new());
+        }
+        let numbers: Vec<i16> = shards.iter().map(|shard| shard.0.cast_signed()).collect();
+        let rows = self.readers.query(HANDED_OVER, &[&numbers]).await.map_err(store_error)?;
+        let mut found: BTreeMap<i16, Vec<HandedOver>> = BTreeMap::new();
+        for row in &rows {
+            if let Some(stored) = row.get::<_, Option<&[u8]>>(1) {
+                found.insert(row.get(0), codec::take_handed_over(stored)?);
+            }
+        }
+        Ok(numbers.iter().map(|number| found.get(number).cloned().unwrap_or_default()).collect())
+    }
+}

@@ -1,0 +1,179 @@
+//! Reads of single rows and of pages, each one statement.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use domain::occurrence::Run;
+use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Status, TenantId, Timestamp};
+use store::{Mark, Marked, Positions, StoreError, Tenant};
+use uuid::Uuid;
+
+use crate::codec;
+use crate::engine::Inner;
+use crate::error::store_error;
+use crate::rows::{
+    OccurrenceColumns, limit_number, poller_number, poller_of, run_key_of, run_of, schedule_of, shard_number, uuid,
+};
+
+const LOAD: &str =
+    "select incarnation, tenant, poller, id, is_current, revision, status, created_at, next, updated_at, spec
+    from reveille.schedule where incarnation = any($1::uuid[])";
+const GET: &str = "select s.incarnation, s.tenant, s.poller, s.id, s.is_current, s.revision, s.status, s.created_at,
+        s.next, s.updated_at, s.spec
+    from unnest($1::bigint[], $2::text[]) as n (tenant, id)
+    join reveille.schedule s on s.tenant = n.tenant and s.id = n.id and s.is_current and s.id is not null";
+const GET_MADE: &str = "select s.incarnation, s.tenant, s.poller, s.id, s.is_current, s.revision, s.status, s.created_at,
+        s.next, s.updated_at, s.spec
+    from unnest($1::bigint[], $2::uuid[]) as n (tenant, incarnation)
+    join reveille.schedule s on s.incarnation = n.incarnation and s.tenant = n.tenant and s.is_current and s.id is null";
+const POSITIONS: &str = "select poller, closed, done from reveille.position where poller = any($1::bigint[])";
+const FIND_RUNS: &str = "select r.tenant, r.incarnation, r.nominal, r.version, r.state, r.value
+    from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
+    join reveille.run r on r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version";
+const RUNS: &str = "select tenant, incarnation, nominal, version, state, value from reveille.run
+    where incarnation = $1 and (incarnation, nominal, version) > ($2, $3, $4)
+    order by incarnation, nominal, version limit $5";
+const DEAD_LETTERS: &str = "select tenant, incarnation, nominal, version, state, value from reveille.run
+    where tenant = $1 and state = 2 and not is_redriven and (incarnation, nominal, version) > ($2, $3, $4)
+    order by incarnation, nominal, version limit $5";
+const TENANTS: &str = "select tenant, value from reveille.tenant order by tenant";
+const PUT_TENANT: &str = "insert into reveille.tenant (tenant, value) values ($1, $2)
+    on conflict (tenant) do update set value = excluded.value";
+const INSERT_MARKS: &str = "insert into reveille.mark (shard, incarnation)
+    select shard, incarnation from unnest($1::smallint[], $2::uuid[]) as m (shard, incarnation)";
+
+/// Before every occurrence there is.
+const FIRST: (Uuid, i64, i64) = (Uuid::nil(), i64::MIN, i64::MIN);
+
+impl Inner {
+    pub(crate) async fn load(&self, incarnations: Vec<Incarnation>) -> Result<Vec<Option<Arc<Schedule>>>, StoreError> {
+        if incarnations.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<Uuid> = incarnations.iter().copied().map(uuid).collect();
+        let rows = self.readers.query(LOAD, &[&ids]).await.map_err(store_error)?;
+        let mut found = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            let schedule = schedule_of(row)?;
+            found.insert(schedule.incarnation, schedule);
+        }
+        Ok(incarnations.iter().map(|incarnation| found.get(incarnation).cloned()).collect())
+    }
+
+    pub(crate) async fn get(&self, names: &[(TenantId, ScheduleId)]) -> Result<Vec<Option<Arc<Schedule>>>, StoreError> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (tenants, ids): (Vec<i64>, Vec<&str>) =
+            names.iter().map(|(tenant, id)| (i64::from(tenant.0), id.as_str())).unzip();
+        let made = names.iter().filter_map(|(tenant, id)| Some((i64::from(tenant.0), uuid(id.to_incarnation()?))));
+        let (made_tenants, made): (Vec<i64>, Vec<Uuid>) = made.unzip();
+        let mut rows = Vec::new();
+        if !made.is_empty() {
+            rows = self.readers.query(GET_MADE, &[&made_tenants, &made]).await.map_err(store_error)?;
+        }
+        if made.len() < names.len() || rows.len() < made.len() {
+            rows.extend(self.readers.query(GET, &[&tenants, &ids]).await.map_err(store_error)?);
+        }
+        let mut found = BTreeMap::new();
+        for row in &rows {
+            let schedule = schedule_of(row)?;
+            found.insert((schedule.tenant, schedule.id.clone()), schedule);
+        }
+        Ok(names.iter().map(|name| found.get(name).cloned()).collect())
+    }
+
+    pub(crate) async fn positions(&self, pollers: &[PollerId]) -> Result<Vec<Positions>, StoreError> {
+        if pollers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let numbers: Vec<i64> = pollers.iter().copied().map(poller_number).collect();
+        let rows = self.readers.query(POSITIONS, &[&numbers]).await.map_err(store_error)?;
+        let instant = |millis: i64| Timestamp::from_millis(millis);
+        let found: HashMap<PollerId, Positions> = rows
+            .iter()
+            .map(|row| (poller_of(row.get(0)), Positions { closed: instant(row.get(1)), done: instant(row.get(2)) }))
+            .collect();
+        Ok(pollers.iter().map(|poller| found.get(poller).copied().unwrap_or_default()).collect())
+    }
+
+    pub(crate) async fn find_runs(&self, occurrences: &[Occurrence]) -> Result<Vec<Option<Run>>, StoreError> {
+        if occurrences.is_empty() {
+            return Ok(Vec::new());
+        }
+        let keys: OccurrenceColumns = occurrences.iter().collect();
+        let parameters = &[&keys.incarnations as _, &keys.nominals as _, &keys.versions as _];
+        let rows = self.readers.query(FIND_RUNS, parameters).await.map_err(store_error)?;
+        let mut found = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            found.insert(run_key_of(row), run_of(row)?);
+        }
+        Ok(occurrences.iter().map(|occurrence| found.get(occurrence).cloned()).collect())
+    }
+
+    pub(crate) async fn runs(
+        &self,
+        incarnation: Incarnation,
+        after: Option<Occurrence>,
+        limit: usize,
+    ) -> Result<Vec<Run>, StoreError> {
+        let (of, nominal, version) = bound_of(after);
+        let parameters = &[&uuid(incarnation) as _, &of as _, &nominal as _, &version as _, &limit_number(limit) as _];
+        let rows = self.readers.query(RUNS, parameters).await.map_err(store_error)?;
+        rows.iter().map(run_of).collect()
+    }
+
+    pub(crate) async fn dead_letters(
+        &self,
+        tenant: TenantId,
+        after: Option<Occurrence>,
+        limit: usize,
+    ) -> Result<Vec<Run>, StoreError> {
+        let (of, nominal, version) = bound_of(after);
+        let tenant = i64::from(tenant.0);
+        let parameters = &[&tenant as _, &of as _, &nominal as _, &version as _, &limit_number(limit) as _];
+        let rows = self.readers.query(DEAD_LETTERS, parameters).await.map_err(store_error)?;
+        rows.iter().map(run_of).collect()
+    }
+
+    pub(crate) async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
+        let rows = self.readers.query(TENANTS, &[]).await.map_err(store_error)?;
+        let tenant = |row: &postgres_client::tokio_postgres::Row| {
+            let id = u32::try_from(row.get::<_, i64>(0));
+            let id = TenantId(id.map_err(|_| StoreError::Damaged("a tenant has no readable number".to_owned()))?);
+            Ok(codec::take_tenant(id, row.get(1))?)
+        };
+        rows.iter().map(tenant).collect()
+    }
+
+    pub(crate) async fn put_tenant(&self, tenant: &Tenant) -> Result<(), StoreError> {
+        assert!(!tenant.generations.is_empty(), "a tenant has pollers");
+        let parameters = &[&i64::from(tenant.id.0) as _, &codec::put_tenant(tenant) as _];
+        self.readers.query(PUT_TENANT, parameters).await.map(drop).map_err(|failure| self.told(failure))
+    }
+
+    /// Appends a mark for each schedule that is there to be cancelled.
+    pub(crate) async fn mark(&self, marks: Vec<Mark>) -> Result<Vec<Marked>, StoreError> {
+        let names: Vec<(TenantId, ScheduleId)> = marks.into_iter().map(|mark| (mark.tenant, mark.id)).collect();
+        let found = self.get(&names).await?;
+        let is_over = |before: &Option<Arc<Schedule>>| {
+            before.as_ref().is_none_or(|schedule| schedule.status == Status::Cancelled)
+        };
+        let answers: Vec<Marked> =
+            found.into_iter().map(|before| Marked { applied: is_over(&before), before }).collect();
+        let open = answers.iter().filter(|answer| !answer.applied).filter_map(|answer| answer.before.as_ref());
+        let (shards, incarnations): (Vec<i16>, Vec<Uuid>) =
+            open.map(|schedule| (shard_number(schedule.poller), uuid(schedule.incarnation))).unzip();
+        if !shards.is_empty() {
+            let inserted = self.readers.query(INSERT_MARKS, &[&shards, &incarnations]).await;
+            inserted.map_err(|failure| self.told(failure))?;
+        }
+        Ok(answers)
+    }
+}
+
+fn bound_of(after: Option<Occurrence>) -> (Uuid, i64, i64) {
+    let Some(after) = after else { return FIRST };
+    let bound: OccurrenceColumns = [after].iter().collect();
+    (bound.incarnations[0], bound.nominals[0], bound.versions[0])
+}

@@ -1,0 +1,104 @@
+//! The schema: made and migrated by [`migrate`], looked at by every opening.
+
+use std::sync::Arc;
+
+use postgres_client::{Failure, Link, Server, Session};
+use runtime::{Runtime, TaskSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::OpenError;
+use crate::options::Options;
+
+/// In order; the first makes version 1. One that has been released never changes.
+const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001-first.sql")];
+
+/// The version of the schema that this build reads and writes.
+pub const SCHEMA_VERSION: i32 = 1;
+const _: () = assert!(MIGRATIONS.len() == 1, "SCHEMA_VERSION counts the migrations");
+
+/// Keeps two migrations apart; any number will do, as long as it stays.
+const LOCK: i64 = 0x5265_7665_696c_6c65;
+
+/// What [`migrate`] found and did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Migrated {
+    /// `None` if there was no schema.
+    pub from: Option<i32>,
+    pub to: i32,
+    /// The cluster that lives in this database: made with the schema, kept for ever.
+    pub cluster: String,
+}
+
+/// Makes the schema, or brings an older one to this build's version, in one transaction; does nothing if it is there.
+///
+/// # Errors
+/// If the server cannot be reached or refuses, or the schema is of a later build.
+pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<Migrated, OpenError> {
+    let server = Arc::new(Server::new(url, options.client())?);
+    let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
+    let link = Link::start(runtime, &tasks, &server, stop.clone());
+    let migrated = migrate_on(&link, &server).await;
+    stop.cancel();
+    tasks.join().await;
+    migrated
+}
+
+async fn migrate_on(link: &Link, server: &Server) -> Result<Migrated, OpenError> {
+    let session = link.session().await?;
+    let run = async |statements: &str| session.within(session.client().batch_execute(statements)).await;
+    run("begin").await?;
+    session.within(session.client().query("select pg_advisory_xact_lock($1)", &[&LOCK])).await?;
+    let from = version(&session).await?;
+    if let Some(found) = from.filter(|found| *found > SCHEMA_VERSION) {
+        return Err(OpenError::Newer { server: server.to_string(), found, wanted: SCHEMA_VERSION });
+    }
+    let done = usize::try_from(from.unwrap_or(0)).unwrap_or(0);
+    for migration in &MIGRATIONS[done..] {
+        run(migration).await?;
+    }
+    if from.is_none() {
+        let insert = "insert into reveille.meta (version) values ($1)";
+        session.within(session.client().execute(insert, &[&SCHEMA_VERSION])).await?;
+    } else {
+        let update = "update reveille.meta set version = $1 where version < $1";
+        session.within(session.client().execute(update, &[&SCHEMA_VERSION])).await?;
+    }
+    let cluster = cluster(&session).await?;
+    run("commit").await?;
+    Ok(Migrated { from, to: SCHEMA_VERSION, cluster })
+}
+
+/// The cluster's id, if the schema is this build's and the cluster the one that is expected.
+pub(crate) async fn check(session: &Session, server: &Server, expected: Option<&str>) -> Result<String, OpenError> {
+    let server = server.to_string();
+    match version(session).await? {
+        None => return Err(OpenError::NoSchema { server }),
+        Some(found) if found < SCHEMA_VERSION => {
+            return Err(OpenError::Older { server, found, wanted: SCHEMA_VERSION });
+        }
+        Some(found) if found > SCHEMA_VERSION => {
+            return Err(OpenError::Newer { server, found, wanted: SCHEMA_VERSION });
+        }
+        Some(_) => {}
+    }
+    let found = cluster(session).await?;
+    match expected.filter(|expected| *expected != found) {
+        Some(expected) => Err(OpenError::OtherCluster { server, found, expected: expected.to_owned() }),
+        None => Ok(found),
+    }
+}
+
+async fn version(session: &Session) -> Result<Option<i32>, Failure> {
+    let exists = "select to_regclass('reveille.meta') is not null";
+    if !session.within(session.client().query_one(exists, &[])).await?.get::<_, bool>(0) {
+        return Ok(None);
+    }
+    let version = session.within(session.client().query_opt("select version from reveille.meta", &[])).await?;
+    // A schema without its row is one that nobody has finished: migrations are whole or not there.
+    Ok(Some(version.map_or(0, |row| row.get(0))))
+}
+
+async fn cluster(session: &Session) -> Result<String, Failure> {
+    let row = session.within(session.client().query_one("select cluster::text from reveille.meta", &[])).await?;
+    Ok(row.get(0))
+}

@@ -1,0 +1,423 @@
+//! Transactions that read, decide and write: an owner's batch under its terms, and creations that meet what is there.
+//!
+//! Locks are taken in one order (shards, then schedules by incarnation), so that two transactions do not wait for each
+//! other. A batch is not a transaction to its caller: long ones are cut into several.
+
+use std::collections::BTreeSet;
+
+use domain::{Incarnation, Occurrence, ScheduleId, ShardId, TenantId, Term};
+use futures_util::future::{BoxFuture, FutureExt as _};
+use futures_util::try_join;
+use postgres_client::tokio_postgres::types::ToSql;
+use postgres_client::tokio_postgres::{self, Row, Statement};
+use postgres_client::{Failure, Session};
+use store::{Change, Insert, Inserted, OwnerWrite, StoreError, WriteRefusal, Written};
+use uuid::Uuid;
+
+use crate::connections::Held;
+use crate::engine::Inner;
+use crate::error::store_error;
+use crate::partition::Partition;
+use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
+use crate::rows::{
+    HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
+};
+use crate::{codec, due};
+
+/// How often a transaction is tried that meets another, or finds that a partition is gone.
+const TRIES: usize = 5;
+/// The most items of one transaction.
+const ITEMS_MAX: usize = 2_000;
+
+const LOCK_TERMS: &str =
+    "select shard, term from reveille.shard where shard = any($1::smallint[]) order by shard for share";
+const NAMES: &str = "select s.tenant, s.id, s.incarnation
+    from unnest($1::bigint[], $2::text[]) as n (tenant, id)
+    join reveille.schedule s on s.tenant = n.tenant and s.id = n.id and s.is_current and s.id is not null";
+const RUNS: &str = "select r.state = 2 and not r.is_redriven, r.incarnation, r.nominal, r.version, r.state <> 0
+    from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
+    join reveille.run r on r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version";
+const ASKED: &str = "select incarnation from reveille.asked where incarnation = any($1::uuid[])";
+
+const FREE_NAMES: &str = "update reveille.schedule set is_current = false where incarnation = any($1::uuid[])";
+const INSERT_SCHEDULES: &str = "insert into reveille.schedule
+    (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec)
+    select * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::boolean[], $6::bigint[],
+        $7::smallint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[])";
+const REPLACE_SCHEDULES: &str = "update reveille.schedule s
+    set revision = i.revision, status = i.status, updated_at = i.updated_at, next = i.next, spec = i.spec
+    from unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::bigint[], $5::bigint[], $6::bytea[])
+        as i (incarnation, revision, status, updated_at, next, spec)
+    where s.incarnation = i.incarnation";
+const CHANGE_SCHEDULES: &str = "update reveille.schedule s
+    set revision = i.revision, status = i.status, next = i.next
+    from unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::bigint[]) as i (incarnation, revision, status, next)
+    where s.incarnation = i.incarnation";
+const INSERT_ASKED: &str = "insert into reveille.asked select * from unnest($1::uuid[]) on conflict do nothing";
+const WRITE_RUNS: &str = "insert into reveille.run (incarnation, nominal, version, tenant, state, value)
+    select * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::smallint[], $6::bytea[])
+    on conflict (incarnation, nominal, version) do update set state = excluded.state, value = excluded.value";
+const REDRIVE_RUNS: &str = "update reveille.run r set is_redriven = true
+    from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
+    where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version";
+const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, closed, done)
+    select * from unnest($1::bigint[], $2::bigint[], $3::bigint[])
+    on conflict (poller) do update
+    set closed = greatest(p.closed, excluded.closed), done = greatest(p.done, excluded.done)";
+
+fn lock_schedules() -> &'static str {
+    static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+        format!(
+            "select {HEAD_COLUMNS} from reveille.schedule where incarnation = any($1::uuid[])
+             order by incarnation for no key update"
+        )
+    });
+    &TEXT
+}
+
+/// Why a try of a transaction came to nothing.
+enum Stop {
+    /// Another may succeed.
+    Again(Failure),
+    Failed(StoreError),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        // A name that was free when it was looked at; a partition that was dropped.
+        let is_stale = failure.code().is_some_and(|code| matches!(code.code(), "23505" | "23514"));
+        if is_stale || failure.is_conflict() { Stop::Again(failure) } else { Stop::Failed(store_error(failure)) }
+    }
+}
+
+impl From<StoreError> for Stop {
+    fn from(error: StoreError) -> Self {
+        Stop::Failed(error)
+    }
+}
+
+/// A batch that is decided on over rows that are read and locked.
+enum Batch<'a> {
+    Inserts(&'a [Insert]),
+    Writes(&'a [OwnerWrite]),
+}
+
+enum Answers {
+    Inserts(Vec<Inserted>),
+    Writes(Vec<Result<Written, WriteRefusal>>),
+}
+
+impl Batch<'_> {
+    fn needs(&self) -> Needs {
+        match self {
+            Batch::Inserts(inserts) => Needs::of_inserts(inserts),
+            Batch::Writes(writes) => Needs::of_writes(writes),
+        }
+    }
+
+    fn decide(&self, plan: &mut Plan) -> Answers {
+        match self {
+            Batch::Inserts(inserts) => Answers::Inserts(inserts.iter().map(|insert| plan.insert(insert)).collect()),
+            Batch::Writes(writes) => Answers::Writes(writes.iter().map(|write| plan.write(write.clone())).collect()),
+        }
+    }
+
+    /// Whose rows are told as arrivals.
+    fn is_of_creators(&self) -> bool {
+        matches!(self, Batch::Inserts(_))
+    }
+}
+
+impl Inner {
+    pub(crate) async fn write(
+        &self,
+        writes: Vec<OwnerWrite>,
+    ) -> Result<Vec<Result<Written, WriteRefusal>>, StoreError> {
+        let mut answers = Vec::with_capacity(writes.len());
+        let mut rest = writes.as_slice();
+        while !rest.is_empty() {
+            let (part, later) = rest.split_at(self.part_of(rest));
+            match self.transact(&Batch::Writes(part)).await? {
+                Answers::Writes(of_part) => answers.extend(of_part),
+                Answers::Inserts(_) => unreachable!("writes are answered as such"),
+            }
+            rest = later;
+        }
+        Ok(answers)
+    }
+
+    /// How many of `writes` go into one transaction.
+    fn part_of(&self, writes: &[OwnerWrite]) -> usize {
+        let mut bytes = 0;
+        let fits = |write: &&OwnerWrite| {
+            if let Change::Put(insert) = &write.change {
+                bytes += insert.schedule.spec.payload.len();
+            }
+            bytes <= self.options.batch_bytes
+        };
+        writes.iter().take(ITEMS_MAX).take_while(fits).count().max(1)
+    }
+
+    /// Creations that met what is there, decided one by one in their order.
+    pub(crate) async fn insert_with_care(&self, inserts: &[Insert]) -> Result<Vec<Inserted>, StoreError> {
+        match self.transact(&Batch::Inserts(inserts)).await? {
+            Answers::Inserts(answers) => Ok(answers),
+            Answers::Writes(_) => unreachable!("inserts are answered as such"),
+        }
+    }
+
+    async fn transact(&self, batch: &Batch<'_>) -> Result<Answers, StoreError> {
+        let mut tries_left = TRIES;
+        loop {
+            let mut held = self.owners.hold().await.map_err(store_error)?;
+            held.begins();
+            let tried = self.try_transact(&held, batch).await;
+            tries_left -= 1;
+            match tried {
+                Ok(answers) => {
+                    held.ended();
+                    return Ok(answers);
+                }
+                Err(Stop::Again(failure)) if tries_left > 0 => {
+                    tracing::debug!(%failure, "a transaction is tried again");
+                    held.rollback().await.map_err(store_error)?;
+                    self.partitions.forget();
+                }
+                Err(Stop::Again(failure)) => {
+                    held.rollback().await.map_err(store_error)?;
+                    return Err(self.told(failure));
+                }
+                Err(Stop::Failed(error)) => {
+                    // A connection that cannot roll back is given up by its holder's drop.
+                    if held.rollback().await.is_err() {
+                        tracing::debug!("a connection is given up with its transaction");
+                    }
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    async fn try_transact(&self, held: &Held<'_>, batch: &Batch<'_>) -> Result<Answers, Stop> {
+        let session = held.session();
+        let mut plan = read(session, batch.needs()).await?;
+        let answers = batch.decide(&mut plan);
+        let due = due::Columns::of(plan.changes.due.drain(..), self.runtime.now());
+        let missing = self.partitions.missing(&due.partitions);
+        if !missing.is_empty() {
+            // On another connection, as this one is in a transaction.
+            self.make_partitions(&missing).await?;
+        }
+        write(session, plan, &due, batch.is_of_creators()).await?;
+        Ok(answers)
+    }
+
+    pub(crate) async fn make_partitions(&self, missing: &[Partition]) -> Result<(), Failure> {
+        let session = self.keeper.session().await?;
+        let _alone = self.making_partitions.lock().await;
+        self.partitions.make(&session, missing).await
+    }
+}
+
+/// Begins a transaction, locks what the batch is about, and reads it.
+async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
+    let [terms, names, schedules, runs, asked] =
+        prepare(session, [LOCK_TERMS, NAMES, lock_schedules(), RUNS, ASKED]).await?;
+    let shards: Vec<i16> = needs.shards.iter().map(|shard| shard.0.cast_signed()).collect();
+    let (tenants, ids): (Vec<i64>, Vec<&str>) =
+        needs.names.iter().map(|(tenant, id)| (i64::from(tenant.0), id.as_str())).unzip();
+    let (_, term_rows, name_rows) = try_join!(
+        session.within(session.client().batch_execute("begin")),
+        ask(session, &terms, vec![&shards]),
+        ask(session, &names, vec![&tenants, &ids]),
+    )?;
+
+    let mut incarnations: BTreeSet<Uuid> = needs.incarnations.iter().copied().map(uuid).collect();
+    incarnations.extend(name_rows.iter().map(|row| row.get::<_, Uuid>(2)));
+    let incarnations: Vec<Uuid> = incarnations.into_iter().collect();
+    let occurrences: OccurrenceColumns = needs.occurrences.iter().collect();
+    let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
+    // The names again, now that their holders are locked: nobody can take one of those any more.
+    let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
+        ask(session, &schedules, vec![&incarnations]),
+        ask(session, &names, vec![&tenants, &ids]),
+        ask(session, &runs, vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions]),
+        ask(session, &asked, vec![&asked_ids]),
+    )?;
+    let holders = |rows: &[Row]| rows.iter().map(|row| row.get::<_, Uuid>(2)).collect::<BTreeSet<_>>();
+    if holders(&names_now) != holders(&name_rows) {
+        return Err(Stop::Again(Failure::Statement {
+            server: "PostgreSQL".to_owned(),
+            code: "40001".to_owned(),
+            reason: "an id was taken meanwhile".to_owned(),
+        }));
+    }
+    plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::Failed)
+}
+
+/// Sent when it is first polled.
+async fn ask(
+    session: &Session,
+    statement: &Statement,
+    parameters: Vec<&(dyn ToSql + Sync)>,
+) -> Result<Vec<Row>, Failure> {
+    session.within(session.client().query(statement, &parameters)).await
+}
+
+fn plan_of(terms: &[Row], schedules: &[Row], names: &[Row], runs: &[Row], asked: &[Row]) -> Result<Plan, StoreError> {
+    let mut plan = Plan::default();
+    for row in terms {
+        plan.terms.insert(ShardId(row.get::<_, i16>(0).cast_unsigned()), Term(row.get::<_, i64>(1).cast_unsigned()));
+    }
+    for row in schedules {
+        let head = head_of(row)?;
+        plan.heads.insert(head.incarnation, head);
+    }
+    for row in names {
+        plan.names.insert(name_of(row)?, Incarnation(row.get::<_, Uuid>(2).as_u128()));
+    }
+    for row in runs {
+        let known = KnownRun { is_dead: row.get(0), is_final: row.get(4) };
+        plan.runs.insert(run_key_of(row), known);
+    }
+    plan.asked = asked.iter().map(|row| Incarnation(row.get::<_, Uuid>(0).as_u128())).collect();
+    Ok(plan)
+}
+
+fn name_of(row: &Row) -> Result<(TenantId, ScheduleId), StoreError> {
+    let damaged = || StoreError::Damaged("a schedule has no readable name".to_owned());
+    let tenant = TenantId(u32::try_from(row.get::<_, i64>(0)).map_err(|_| damaged())?);
+    Ok((tenant, ScheduleId::new(row.get(1)).map_err(|_| damaged())?))
+}
+
+async fn prepare<const N: usize>(session: &Session, texts: [&'static str; N]) -> Result<[Statement; N], Failure> {
+    let mut statements = Vec::with_capacity(N);
+    for text in texts {
+        statements.push(session.prepare(text).await?);
+    }
+    Ok(statements.try_into().unwrap_or_else(|_| unreachable!("one for each text")))
+}
+
+/// Statements of one transaction, sent one behind the other, without waiting for answers in between.
+struct Sending<'a> {
+    session: &'a Session,
+    sent: Vec<BoxFuture<'a, Result<(), Failure>>>,
+}
+
+impl<'a> Sending<'a> {
+    /// Must have been prepared, so that nothing has to be asked before it is sent.
+    async fn statement(
+        &mut self,
+        text: &'static str,
+        is_needed: bool,
+        parameters: &'a [&'a (dyn ToSql + Sync)],
+    ) -> Result<(), Failure> {
+        if is_needed {
+            let statement = self.session.prepare(text).await?;
+            let session = self.session;
+            self.sent.push(
+                async move {
+                    let executed = session.client().execute(&statement, parameters);
+                    session.within(executed.map(|done: Result<u64, tokio_postgres::Error>| done.map(drop))).await
+                }
+                .boxed(),
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Writes all of it, and commits.
+async fn write(session: &Session, plan: Plan, due: &due::Columns, is_of_creators: bool) -> Result<(), Failure> {
+    let Plan { heads, changes, .. } = plan;
+    let Changes { schedules, freed, asked, runs, redriven, positions, due: _ } = changes;
+    let freed: Vec<Uuid> =
+        freed.into_iter().filter(|id| !matches!(schedules.get(id), Some(ScheduleChange::New(_)))).map(uuid).collect();
+    let asked: Vec<Uuid> = asked.into_iter().map(uuid).collect();
+    let (mut new, mut replaced, mut changed) =
+        (ScheduleColumns::default(), ScheduleColumns::default(), HeadColumns::default());
+    for (incarnation, change) in &schedules {
+        let head = &heads[incarnation];
+        match change {
+            ScheduleChange::New(schedule) => new.push(head, schedule),
+            ScheduleChange::Replaced(schedule) => replaced.push(head, schedule),
+            ScheduleChange::Head => changed.push(head),
+        }
+    }
+    let run_keys: OccurrenceColumns = runs.keys().collect();
+    let run_tenants: Vec<i64> = runs.values().map(|run| i64::from(run.tenant.0)).collect();
+    let run_states: Vec<i16> = runs.values().map(|run| codec::state_number(run.state)).collect();
+    let run_values: Vec<Vec<u8>> = runs.values().map(codec::put_run).collect();
+    let redriven: BTreeSet<Occurrence> = redriven;
+    let redriven: OccurrenceColumns = redriven.iter().collect();
+    let pollers: Vec<i64> = positions.keys().copied().map(poller_number).collect();
+    let closed: Vec<i64> = positions.values().map(|positions| positions.closed.as_millis()).collect();
+    let done: Vec<i64> = positions.values().map(|positions| positions.done.as_millis()).collect();
+
+    let new_parameters: [&(dyn ToSql + Sync); 11] = [
+        &new.incarnations,
+        &new.tenants,
+        &new.pollers,
+        &new.ids,
+        &new.are_current,
+        &new.revisions,
+        &new.statuses,
+        &new.created,
+        &new.updated,
+        &new.nexts,
+        &new.specs,
+    ];
+    let replaced_parameters: [&(dyn ToSql + Sync); 6] = [
+        &replaced.incarnations,
+        &replaced.revisions,
+        &replaced.statuses,
+        &replaced.updated,
+        &replaced.nexts,
+        &replaced.specs,
+    ];
+    let changed_parameters: [&(dyn ToSql + Sync); 4] =
+        [&changed.incarnations, &changed.revisions, &changed.statuses, &changed.nexts];
+    let run_parameters: [&(dyn ToSql + Sync); 6] =
+        [&run_keys.incarnations, &run_keys.nominals, &run_keys.versions, &run_tenants, &run_states, &run_values];
+    let redriven_parameters: [&(dyn ToSql + Sync); 3] =
+        [&redriven.incarnations, &redriven.nominals, &redriven.versions];
+    let (freed_parameters, asked_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 1]) =
+        ([&freed], [&asked]);
+    let position_parameters: [&(dyn ToSql + Sync); 3] = [&pollers, &closed, &done];
+    let (near, far) = (due.near.parameters(), due.far.parameters());
+    let [insert_near, insert_far] = due::statements(is_of_creators);
+
+    let mut sending = Sending { session, sent: Vec::new() };
+    sending.statement(FREE_NAMES, !freed.is_empty(), &freed_parameters).await?;
+    // The due rows are there before, or with, their schedules.
+    sending.statement(insert_near, !due.near.is_empty(), &near).await?;
+    sending.statement(insert_far, !due.far.is_empty(), &far).await?;
+    sending.statement(INSERT_SCHEDULES, !new.incarnations.is_empty(), &new_parameters).await?;
+    sending.statement(REPLACE_SCHEDULES, !replaced.incarnations.is_empty(), &replaced_parameters).await?;
+    sending.statement(CHANGE_SCHEDULES, !changed.incarnations.is_empty(), &changed_parameters).await?;
+    sending.statement(INSERT_ASKED, !asked.is_empty(), &asked_parameters).await?;
+    sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
+    sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;
+    sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
+    let mut sent = sending.sent;
+    sent.push(session.within(session.client().batch_execute("commit")).boxed());
+    // After a statement that fails the rest does nothing, and the commit rolls back: so all must have succeeded.
+    futures_util::future::join_all(sent).await.into_iter().collect()
+}
+
+#[derive(Default)]
+struct HeadColumns {
+    incarnations: Vec<Uuid>,
+    revisions: Vec<i64>,
+    statuses: Vec<i16>,
+    nexts: Vec<Option<i64>>,
+}
+
+impl HeadColumns {
+    fn push(&mut self, head: &Head) {
+        self.incarnations.push(uuid(head.incarnation));
+        self.revisions.push(i64::from(head.revision.0));
+        self.statuses.push(status_number(head.status));
+        self.nexts.push(head.next.map(domain::Timestamp::as_millis));
+    }
+}

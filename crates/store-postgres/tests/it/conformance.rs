@@ -1,0 +1,76 @@
+//! The port's promises.
+
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::BoxFuture;
+use proptest::prelude::*;
+use runtime::Runtime;
+use store::Store;
+use store::conformance::{Case, Subject, differential};
+use store::memory::{MemoryOptions, MemoryStore};
+
+use crate::support::{Home, database, on_real};
+
+/// A store in a database of its own.
+struct InDatabase {
+    runtime: Runtime,
+    url: String,
+    home: Mutex<Option<Home>>,
+}
+
+impl InDatabase {
+    fn new(runtime: Runtime, url: String) -> Self {
+        InDatabase { runtime, url, home: Mutex::new(None) }
+    }
+
+    /// Closes what a case left open.
+    async fn end(&self) {
+        let home = self.home.lock().unwrap().take();
+        if let Some(home) = home {
+            home.close().await;
+        }
+    }
+}
+
+impl Subject for InDatabase {
+    fn open(&self) -> BoxFuture<'_, Arc<dyn Store>> {
+        Box::pin(async {
+            let home = Home::open(&self.runtime, &self.url).await;
+            let store = home.store.clone();
+            *self.home.lock().unwrap() = Some(home);
+            store as Arc<dyn Store>
+        })
+    }
+
+    fn close(&self, store: Arc<dyn Store>) -> BoxFuture<'_, ()> {
+        drop(store);
+        Box::pin(self.end())
+    }
+}
+
+store::conformance_tests!(run);
+
+fn run(case: Case) {
+    let url = database();
+    on_real(async |runtime| {
+        let subject = InDatabase::new(runtime, url);
+        case.run(&subject).await;
+        subject.end().await;
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_model_agrees(operations in differential::operations(30)) {
+        let url = database();
+        on_real(async |runtime| {
+            // Marks and `closed` are left to the owner and the creator, as here.
+            let model = MemoryStore::new(runtime.clone(), MemoryOptions::weak());
+            let subject = InDatabase::new(runtime, url);
+            differential::compare(&subject, &model, &operations).await;
+            subject.end().await;
+        });
+    }
+}

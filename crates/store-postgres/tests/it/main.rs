@@ -1,0 +1,6 @@
+//! The store against a real PostgreSQL: the port's promises, and what a network and a server can do.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+mod conformance;
+mod support;
