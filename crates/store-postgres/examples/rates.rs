@@ -1,0 +1,244 @@
+//! How fast the store on PostgreSQL is on this machine, beside what the same server does with a plain table:
+//! `cargo run --release -p store-postgres --example rates [-- ROWS]`.
+//!
+//! It starts a server of its own, in the temporary folder, with all of its durability. Batches of 1 KB schedules, single
+//! inserts, reads, outcomes. The bare limit is the same number of bytes, in batches of the same size, over as many
+//! connections, into one table with nothing but a primary key.
+
+#![expect(clippy::print_stdout, reason = "its output is what it is for")]
+#![expect(clippy::unwrap_used, reason = "a measurement ends where it cannot go on")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use domain::occurrence::Run;
+use domain::retry::RetryPolicy;
+use domain::{
+    Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule,
+    ScheduleId, ShardId, Spec, Status, Target, TenantId, Term, Timestamp, When,
+};
+use engines::postgres::Postgres;
+use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::stream::FuturesUnordered;
+use postgres_client::{Link, Server};
+use runtime::{Monotonic, Runtime, TaskSet};
+use store::{Change, Cursor, DueBound, DueRead, Insert, OwnerWrite, Positions, Store as _};
+use store_postgres::{Options, PostgresStore, migrate};
+use tokio_util::sync::CancellationToken;
+
+const TENANT: TenantId = TenantId(1);
+const BATCH: usize = 1_000;
+/// Calls under way at once.
+const BATCHES_AT_ONCE: usize = 6;
+const SINGLES_AT_ONCE: usize = 256;
+
+fn main() {
+    let rows = std::env::args().nth(1).map_or(100_000, |rows| rows.parse().unwrap());
+    let postgres = Postgres::start().unwrap();
+    let url = postgres.create_database().unwrap();
+    let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    tokio.block_on(async {
+        let runtime = Runtime::real();
+        migrate(&runtime, &url, &Options::default()).await.unwrap();
+        let tasks = TaskSet::new(&runtime);
+        bare(&runtime, &tasks, &url, rows).await;
+        let store = PostgresStore::open(&runtime, &tasks, &url, Options::default()).await.unwrap();
+        measure(&runtime, &store, rows).await;
+        bare(&runtime, &tasks, &url, rows).await;
+        store.close();
+    });
+}
+
+/// What the server does with the same bytes in one plain table.
+async fn bare(runtime: &Runtime, tasks: &TaskSet, url: &str, rows: usize) {
+    let server = Arc::new(Server::new(url, postgres_client::Options::default()).unwrap());
+    let stop = CancellationToken::new();
+    let connections = Options::default().creator_connections;
+    let links: Vec<Link> = (0..connections).map(|_| Link::start(runtime, tasks, &server, stop.clone())).collect();
+    let session = links[0].session().await.unwrap();
+    let table = "drop table if exists bare; create table bare (number bigint primary key, value bytea not null)";
+    session.within(session.client().batch_execute(table)).await.unwrap();
+    let value = vec![0x5a_u8; 1_100];
+    let values = vec![value.as_slice(); BATCH];
+    let insert = |at: usize| {
+        let link = &links[at % links.len()];
+        let values = &values;
+        let first = i64::try_from(at * BATCH).unwrap();
+        Box::pin(async move {
+            let session = link.session().await.unwrap();
+            let text = "insert into bare select * from unnest($1::bigint[], $2::bytea[])";
+            let statement = session.prepare(text).await.unwrap();
+            let numbers: Vec<i64> = (first..).take(BATCH).collect();
+            session.within(session.client().execute(&statement, &[&numbers, values])).await.unwrap();
+        }) as BoxFuture<'_, ()>
+    };
+    timed(runtime, "bare: batches of 1,000", rows, BATCHES_AT_ONCE, (0..rows / BATCH).map(insert)).await;
+    stop.cancel();
+}
+
+async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
+    let inserts: Vec<Vec<Insert>> =
+        (0..rows / BATCH).map(|_| (0..BATCH).map(|_| schedule(runtime)).collect()).collect();
+    let names: Vec<(PollerId, DueKey)> =
+        inserts.iter().flatten().map(|insert| (insert.schedule.poller, insert.due)).collect();
+    let calls = inserts.into_iter().map(|batch| answered(store.insert(batch)));
+    timed(runtime, "insert, batches of 1,000", rows, BATCHES_AT_ONCE, calls).await;
+
+    let singles: Vec<Insert> = (0..rows).map(|_| schedule(runtime)).collect();
+    let calls = singles.into_iter().map(|insert| answered(store.insert(vec![insert])));
+    timed(runtime, "insert, single", rows, SINGLES_AT_ONCE, calls).await;
+
+    let loads: Vec<_> = names.chunks(BATCH).take(50).collect();
+    let count = loads.len() * BATCH;
+    let load = |keys: &[(PollerId, DueKey)]| {
+        answered(store.load(keys.iter().map(|(_, key)| key.occurrence.incarnation).collect()))
+    };
+    timed(runtime, "load, 1,000 made in sequence", count, 1, loads.iter().map(|keys| load(keys))).await;
+    let random: Vec<_> = (0..20_000).map(|_| names[pick(runtime, names.len())]).collect();
+    timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
+
+    let shards: Arc<[ShardId]> = (0..8).map(|number| poller(number).shard()).collect();
+    let terms: BTreeMap<_, _> = shards.iter().copied().zip(store.take(shards.to_vec()).await.unwrap()).collect();
+    let outcomes = names.chunks(BATCH);
+    let calls = outcomes.map(|keys| answered(store.write(keys.iter().map(|key| outcome(key, &terms)).collect())));
+    timed(runtime, "outcomes, batches of 1,000", rows, BATCHES_AT_ONCE, calls).await;
+
+    let read = |number, limit| DueRead {
+        poller: poller(number),
+        after: DueBound::Instant(Timestamp::MIN),
+        until: Timestamp::MAX,
+        limit,
+    };
+    let calls = (0..8).map(|number| answered(store.due(vec![read(number, 10_000)])));
+    timed(runtime, "due, pages of 10,000", 80_000, 1, calls).await;
+    let calls = (0..200).map(|_| answered(store.due((0..8).map(|number| read(number, 10)).collect())));
+    timed(runtime, "due, 8 pollers, pages of 10", 200 * 80, 1, calls).await;
+
+    let mut cursor = Cursor::default();
+    let mut told = 0;
+    let start = runtime.monotonic();
+    loop {
+        let (arrivals, next) = store.arrivals(shards.clone(), cursor, 10_000).await.unwrap();
+        told += arrivals.len();
+        if std::mem::replace(&mut cursor, next) == next {
+            break;
+        }
+    }
+    let seconds = since(runtime, start).as_secs_f64();
+    println!("{:<32} {:>10.0} rows/s   {told} rows in all", "arrivals, pages of 10,000", told as f64 / seconds);
+    let calls = (0..500).map(|_| answered(store.arrivals(shards.clone(), cursor, 10_000)));
+    timed(runtime, "arrivals, nothing new", 500, 1, calls).await;
+
+    let closing = |number: u16| {
+        let positions = Positions { closed: runtime.now(), done: Timestamp::MIN };
+        let poller = poller(number % 8);
+        OwnerWrite { term: terms[&poller.shard()], poller, change: Change::Positions(positions) }
+    };
+    let calls = (0..500).map(|number| answered(store.write(vec![closing(number)])));
+    timed(runtime, "write, one position", 500, 1, calls).await;
+}
+
+fn answered<'a, T: Send + 'a>(answer: store::Answer<'a, T>) -> BoxFuture<'a, ()> {
+    Box::pin(async move { drop(answer.await.unwrap()) })
+}
+
+fn since(runtime: &Runtime, start: Monotonic) -> Duration {
+    runtime.monotonic().since(start)
+}
+
+async fn timed<'a>(
+    runtime: &Runtime,
+    what: &str,
+    rows: usize,
+    at_once: usize,
+    calls: impl Iterator<Item = BoxFuture<'a, ()>>,
+) {
+    let start = runtime.monotonic();
+    let mut latencies = Vec::new();
+    let mut under_way = FuturesUnordered::new();
+    let mut calls = calls.map(|call| async move {
+        let start = runtime.monotonic();
+        call.await;
+        since(runtime, start)
+    });
+    under_way.extend(calls.by_ref().take(at_once));
+    while let Some(latency) = under_way.next().await {
+        latencies.push(latency);
+        under_way.extend(calls.next());
+    }
+    let seconds = since(runtime, start).as_secs_f64();
+    latencies.sort();
+    let at = |share: f64| {
+        let place = share * (latencies.len() - 1) as f64;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in the vector")]
+        let place = place as usize;
+        latencies[place].as_secs_f64() * 1e3
+    };
+    println!(
+        "{what:<32} {:>10.0} rows/s   p50 {:>8.2} ms   p99 {:>8.2} ms   max {:>8.2} ms",
+        rows as f64 / seconds,
+        at(0.5),
+        at(0.99),
+        at(1.0)
+    );
+}
+
+fn pick(runtime: &Runtime, below: usize) -> usize {
+    usize::try_from(runtime.random() % below as u64).unwrap()
+}
+
+fn poller(number: u16) -> PollerId {
+    PollerId { tenant: TENANT, generation: 0, number }
+}
+
+/// Due within a day, at one of eight pollers, with about 1 KB.
+fn schedule(runtime: &Runtime) -> Insert {
+    let now = runtime.now();
+    let incarnation = Incarnation::new(now, runtime.random_u128());
+    let at = now + Duration::from_millis(60_000 + runtime.random() % 86_400_000);
+    let target = Target::Http(HttpTarget {
+        url: "http://receiver.internal:8080/hooks/orders".to_owned(),
+        method: "POST".to_owned(),
+        headers: vec![("x-trace".to_owned(), "0123456789abcdef".to_owned())],
+        timeout: Duration::from_secs(10),
+    });
+    let key = target.key();
+    let retry = RetryPolicy { attempts_max: 5, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(60) };
+    let payload: Vec<u8> = (0..900).map(|at: u16| b"0123456789abcdef"[usize::from(at) % 16]).collect();
+    let schedule = Schedule {
+        tenant: TENANT,
+        id: ScheduleId::from_incarnation(incarnation),
+        incarnation,
+        poller: poller(u16::try_from(runtime.random() % 8).unwrap()),
+        revision: Revision(0),
+        status: Status::Active,
+        created_at: now,
+        updated_at: now,
+        next: Some(at),
+        spec: Spec {
+            when: When::At(at),
+            target,
+            payload: Bytes::from(payload),
+            labels: BTreeMap::from([("team".to_owned(), "orders".to_owned())]),
+            retry,
+        },
+    };
+    let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
+    let due = DueKey { position: at, occurrence, attempt: 1, target: key };
+    Insert { schedule: Arc::new(schedule), due }
+}
+
+/// A success at the first attempt, which ends the schedule.
+fn outcome((poller, key): &(PollerId, DueKey), terms: &BTreeMap<ShardId, Term>) -> OwnerWrite {
+    let attempt = Attempt {
+        number: 1,
+        started_at: key.position,
+        duration: Duration::from_millis(12),
+        result: AttemptResult::Answered(200),
+    };
+    let run = Run { tenant: TENANT, occurrence: key.occurrence, state: RunState::Succeeded, attempts: vec![attempt] };
+    OwnerWrite { term: terms[&poller.shard()], poller: *poller, change: Change::Run { run, then: None, ends: true } }
+}
