@@ -4,6 +4,8 @@
 //! another holds it asks that one to let go, and waits for the answer (seed 004's synchronous shutdown call) or for the
 //! other's lease to end, whichever comes first. A claim says who may ask the store for a term; the term says who owns.
 //!
+//! One member at a time leads: it has claimed `leader`, and does the store's housekeeping. Nothing that fires waits for it.
+//!
 //! Always true here: what is owned was claimed in the session that is joined, and is lost with it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +30,10 @@ use crate::supervisor::{gain, let_go, lose, obey_all_marks};
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long the present owner may take to let go; after that its lease decides.
 const LET_GO_TIME: Duration = Duration::from_secs(5);
+/// How often the leader does the store's housekeeping, and how soon it tries again after a failure.
+const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(3_600);
+const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(60);
+const LEADER: &str = "leader";
 
 /// This member among the others.
 pub(crate) struct Cluster {
@@ -52,9 +58,43 @@ impl Cluster {
 
     /// Sees to it that what should be owned is, until `stop`; then hands everything over and leaves.
     pub(crate) async fn keep(&self, stop: CancellationToken) {
-        let _stopped = stop.run_until_cancelled(self.balance_for_ever()).await;
+        let both = futures_util::future::join(self.balance_for_ever(), self.lead_for_ever());
+        let _stopped = stop.run_until_cancelled(both).await;
         self.give_back(self.owned()).await;
         self.membership.leave().await;
+    }
+
+    /// Leads whenever nobody does.
+    async fn lead_for_ever(&self) {
+        let runtime = &self.shared.runtime;
+        let leader = ClaimName::new(LEADER).expect("it is a name");
+        let mut next = runtime.monotonic();
+        loop {
+            runtime.sleep(PERIOD).await;
+            let view = self.membership.view().borrow().clone();
+            let me = self.membership.lease().map(|lease| lease.member());
+            let leads = match (view.claims.get(&leader), me) {
+                (Some(holder), Some(me)) => *holder == me,
+                (None, Some(_)) => {
+                    let claimed = self.membership.claim(vec![leader.clone()]).await;
+                    claimed.is_ok_and(|claimed| claimed.held == [true])
+                }
+                (_, None) => false,
+            };
+            if leads && runtime.monotonic() >= next {
+                let after = match self.shared.store.maintain(runtime.now()).await {
+                    Ok(dropped) => {
+                        tracing::debug!(dropped, "the store's housekeeping is done");
+                        HOUSEKEEPING_PERIOD
+                    }
+                    Err(error) => {
+                        count_store_error(&self.shared.metrics, "maintain", &error);
+                        HOUSEKEEPING_RETRY
+                    }
+                };
+                next = runtime.monotonic() + after;
+            }
+        }
     }
 
     async fn balance_for_ever(&self) {
