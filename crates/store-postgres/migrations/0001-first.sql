@@ -7,6 +7,8 @@ create table reveille.meta (
     only_row boolean primary key default true check (only_row),
     version integer not null,
     cluster uuid not null default gen_random_uuid(),
+    -- What members know each other by: 244 random bits.
+    peer_secret bytea not null default uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid()),
     made_at timestamptz not null default now()
 );
 

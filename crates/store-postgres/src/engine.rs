@@ -1,11 +1,13 @@
 //! The store: its connections, its tasks, and the port's calls, each told in a module of its own.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use postgres_client::tokio_postgres::Row;
 use postgres_client::{Link, Server};
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
@@ -36,7 +38,7 @@ pub(crate) struct Inner {
     pub(crate) runtime: Runtime,
     pub(crate) options: Options,
     server: Arc<Server>,
-    cluster: String,
+    cluster: schema::Cluster,
     pub(crate) creations: mpsc::Sender<create::Job>,
     /// Transactions of owners, and of creations that met what is there.
     pub(crate) owners: Exclusive,
@@ -112,27 +114,27 @@ impl PostgresStore {
         Ok(PostgresStore { inner, stop })
     }
 
-    /// The id of the cluster that lives in the database.
+    /// The cluster that lives in the database.
     #[must_use]
-    pub fn cluster(&self) -> &str {
+    pub fn cluster(&self) -> &schema::Cluster {
         &self.inner.cluster
+    }
+
+    /// The present term of each shard, whoever owns it.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or refuses.
+    pub async fn terms(&self) -> Result<BTreeMap<ShardId, Term>, StoreError> {
+        let read = self.inner.readers.query("select shard, term from reveille.shard", &[]).await;
+        let term_of =
+            |row: &Row| (ShardId(row.get::<_, i16>(0).cast_unsigned()), Term(row.get::<_, i64>(1).cast_unsigned()));
+        Ok(read.map_err(store_error)?.iter().map(term_of).collect())
     }
 
     /// The server's URL, without its password.
     #[must_use]
     pub fn server(&self) -> String {
         self.inner.server.to_string()
-    }
-
-    /// Makes the partitions of the days to come, and drops those that every poller is done with. One member calls it now
-    /// and then, an hour apart or so; several at once are harmless. How many were dropped.
-    ///
-    /// # Errors
-    /// If the server cannot be reached or refuses.
-    pub async fn maintain(&self, now: Timestamp) -> Result<u64, StoreError> {
-        let session = self.inner.keeper.session().await.map_err(store_error)?;
-        let _alone = self.inner.making_partitions.lock().await;
-        self.inner.partitions.maintain(&session, now).await.map_err(store_error)
     }
 
     /// Ends the connections and the tasks; what is under way fails.
@@ -148,7 +150,11 @@ impl Drop for PostgresStore {
 }
 
 /// The cluster, and what was over before any call.
-async fn look(keeper: &Link, server: &Server, expected: Option<&str>) -> Result<(String, Snapshot), OpenError> {
+async fn look(
+    keeper: &Link,
+    server: &Server,
+    expected: Option<&str>,
+) -> Result<(schema::Cluster, Snapshot), OpenError> {
     let session = keeper.session().await?;
     let cluster = schema::check(&session, server, expected).await?;
     let rows = query(&session, "select pg_current_snapshot()::text", &[]).await?;
@@ -202,6 +208,16 @@ impl Store for PostgresStore {
 
     fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
         Box::pin(async move { self.inner.put_tenant(&tenant).await })
+    }
+
+    /// Makes the partitions of the days to come, and drops those that every poller is done with; how many. Several at
+    /// once are harmless.
+    fn maintain(&self, now: Timestamp) -> Answer<'_, u64> {
+        Box::pin(async move {
+            let session = self.inner.keeper.session().await.map_err(store_error)?;
+            let _alone = self.inner.making_partitions.lock().await;
+            self.inner.partitions.maintain(&session, now).await.map_err(store_error)
+        })
     }
 
     fn health(&self) -> Health {

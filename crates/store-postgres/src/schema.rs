@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Runtime, TaskSet};
+use store::tenant::SecretBytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::OpenError;
@@ -65,11 +66,20 @@ async fn migrate_on(link: &Link, server: &Server) -> Result<Migrated, OpenError>
     }
     let cluster = cluster(&session).await?;
     run("commit").await?;
-    Ok(Migrated { from, to: SCHEMA_VERSION, cluster })
+    Ok(Migrated { from, to: SCHEMA_VERSION, cluster: cluster.id })
 }
 
-/// The cluster's id, if the schema is this build's and the cluster the one that is expected.
-pub(crate) async fn check(session: &Session, server: &Server, expected: Option<&str>) -> Result<String, OpenError> {
+/// What the database says of the cluster that lives in it.
+#[derive(Clone)]
+pub struct Cluster {
+    /// Made with the schema, kept for ever.
+    pub id: String,
+    /// What members know each other by, 32 bytes.
+    pub peer_secret: SecretBytes,
+}
+
+/// The cluster, if the schema is this build's and the cluster the one that is expected.
+pub(crate) async fn check(session: &Session, server: &Server, expected: Option<&str>) -> Result<Cluster, OpenError> {
     let server = server.to_string();
     match version(session).await? {
         None => return Err(OpenError::NoSchema { server }),
@@ -82,8 +92,8 @@ pub(crate) async fn check(session: &Session, server: &Server, expected: Option<&
         Some(_) => {}
     }
     let found = cluster(session).await?;
-    match expected.filter(|expected| *expected != found) {
-        Some(expected) => Err(OpenError::OtherCluster { server, found, expected: expected.to_owned() }),
+    match expected.filter(|expected| *expected != found.id) {
+        Some(expected) => Err(OpenError::OtherCluster { server, found: found.id, expected: expected.to_owned() }),
         None => Ok(found),
     }
 }
@@ -98,7 +108,8 @@ async fn version(session: &Session) -> Result<Option<i32>, Failure> {
     Ok(Some(version.map_or(0, |row| row.get(0))))
 }
 
-async fn cluster(session: &Session) -> Result<String, Failure> {
-    let row = session.within(session.client().query_one("select cluster::text from reveille.meta", &[])).await?;
-    Ok(row.get(0))
+async fn cluster(session: &Session) -> Result<Cluster, Failure> {
+    let select = "select cluster::text, peer_secret from reveille.meta";
+    let row = session.within(session.client().query_one(select, &[])).await?;
+    Ok(Cluster { id: row.get(0), peer_secret: SecretBytes(row.get(1)) })
 }
