@@ -10,6 +10,8 @@ use domain::limits::Limits;
 pub struct Options {
     /// Default 127.0.0.1:8080: nobody else's machine reaches a server that was not told to be reached.
     pub listen: SocketAddr,
+    /// Users' requests are answered. Default true; false leaves /healthz, /readyz and /metrics.
+    pub answers_users: bool,
     /// What a schedule may ask for.
     pub limits: Limits,
     /// The bytes of one request's body, and of one line of a batch. Default 256 KiB; it must hold a payload of the
@@ -41,6 +43,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            answers_users: true,
             limits: Limits::default(),
             body_bytes_max: 256 * 1024,
             head_bytes_max: 16 * 1024,

@@ -13,7 +13,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Response};
-use axum::routing::{get, post};
+use axum::routing::{any, get, post};
 
 use crate::metrics::Route;
 use crate::refusal::{Kind, Refused, refuse};
@@ -23,6 +23,20 @@ type App = State<Arc<Shared>>;
 type Id = Result<Path<String>, PathRejection>;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    let router = match shared.options.answers_users {
+        true => for_users(),
+        false => Router::new().route("/v1/{*rest}", any(not_for_users)),
+    };
+    router
+        .route("/healthz", get(health))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+        .fallback(unknown_route)
+        .method_not_allowed_fallback(unknown_method)
+        .with_state(shared)
+}
+
+fn for_users() -> Router<Arc<Shared>> {
     Router::new()
         .route("/v1/schedules", post(create))
         .route("/v1/schedules:batch", post(batch))
@@ -30,12 +44,6 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/schedules/{id}/runs", get(schedule_runs))
         .route("/v1/runs", get(runs))
         .route("/v1/runs/{id}/redrive", post(redrive))
-        .route("/healthz", get(health))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(unknown_method)
-        .with_state(shared)
 }
 
 async fn create(State(shared): App, request: Request) -> Response<Body> {
@@ -80,6 +88,11 @@ async fn ready(State(shared): App) -> Response<Body> {
 
 async fn metrics(State(shared): App) -> Response<Body> {
     shared.answer(Route::Metrics, async { Ok(operations::metrics(&shared)) }).await
+}
+
+async fn not_for_users(State(shared): App) -> Response<Body> {
+    let refused = refuse(Kind::RouteNotFound, "this member answers no users; send requests to one with the role `api`");
+    shared.answer(Route::Unknown, async { Err(refused) }).await
 }
 
 async fn unknown_route(State(shared): App, request: Request) -> Response<Body> {
