@@ -22,7 +22,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use coordination::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View};
+use coordination::{
+    Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names,
+};
 use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use postgres_client::tokio_postgres::Row;
@@ -268,6 +270,7 @@ impl Ownership for PostgresCoordination {
     }
 
     fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, Vec<bool>> {
+        check_names(&names);
         let call = self.inner.next_call();
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
@@ -279,6 +282,7 @@ impl Ownership for PostgresCoordination {
     }
 
     fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()> {
+        check_names(&names);
         let call = self.inner.next_call();
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();

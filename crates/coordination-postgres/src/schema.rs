@@ -25,7 +25,8 @@ const LOCK: &str = "select pg_advisory_xact_lock(x'72657665'::integer, x'636f6f7
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes the schema, or moves an older one on, in one transaction; harmless if it is there. The URL's user must be
-/// allowed to create schemas; those who run Reveille need no more than to use it.
+/// allowed to create schemas, and owns this one: whoever else runs Reveille needs `usage` on it, and `select`, `insert`,
+/// `update` and `delete` on its tables.
 ///
 /// # Errors
 /// If the URL cannot be used, the server cannot be reached or refuses, or the schema is of a newer build.

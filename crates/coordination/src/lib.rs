@@ -39,14 +39,20 @@ pub type Answer<'a, T> = BoxFuture<'a, Result<T, OwnershipError>>;
 /// The longest lease of an engine whose sessions end. A dead member's claims are stuck for as long as its lease.
 pub const LEASE_MAX: Duration = Duration::from_secs(3600);
 
-/// See the crate's documentation for the contract. Calls may be made from several tasks at once.
+/// How many names one call may have.
+pub const NAMES_MAX: usize = 4096;
+
+/// See the crate's documentation for the contract. Calls may be made from several tasks at once; all of one member's
+/// come through one object.
 ///
 /// # Errors
 /// With [`OwnershipError::Unavailable`] it is not known whether the call took, or will still take, effect: each may be
-/// made again.
+/// made again. A claim that is executed late leaves its member with a name that it does not know of, and that the view
+/// shows; a release that is executed late takes away no claim that was asked for after it.
 ///
 /// # Panics
-/// If a lease is zero, or above [`LEASE_MAX`] on an engine whose sessions end.
+/// If a lease is zero, or above [`LEASE_MAX`] on an engine whose sessions end; if there are more than [`NAMES_MAX`]
+/// names.
 pub trait Ownership: Send + Sync + 'static {
     /// Opens a session under an id that never had one; it lives until `lease` after its last renewal. Made again
     /// while that session lives, it is a renewal. [`OwnershipError::Refused`] if a text is too long.
@@ -104,6 +110,12 @@ impl Member {
         }
         Ok(())
     }
+}
+
+/// # Panics
+/// If there are more than [`NAMES_MAX`].
+pub fn check_names(names: &[ClaimName]) {
+    assert!(names.len() <= NAMES_MAX, "a call has at most {NAMES_MAX} names, this one has {}", names.len());
 }
 
 /// The answer to a renewal.

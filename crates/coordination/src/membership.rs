@@ -228,7 +228,8 @@ impl Membership {
         self.shared.refresh().await
     }
 
-    /// Claims names for the present session.
+    /// Claims names for the present session. One whose answer never came may be held all the same, then or later:
+    /// whoever looks for what to release looks at the view for it.
     ///
     /// # Errors
     /// [`OwnershipError::Lost`] if there is none, or it ended meanwhile: what was claimed is gone with it.
@@ -247,7 +248,7 @@ impl Membership {
         Ok(Claimed { lease, held })
     }
 
-    /// Releases names of the present session; without one nothing is held.
+    /// Releases names of the present session; without one nothing is held. Stop what they stand for before.
     ///
     /// # Errors
     /// [`OwnershipError::Unavailable`]: it is not known whether they are free.

@@ -21,7 +21,7 @@ use runtime::Runtime;
 use tokio::sync::watch;
 
 use self::model::Model;
-use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View};
+use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names};
 
 pub use elector::MemoryElector;
 
@@ -160,10 +160,12 @@ impl Ownership for MemoryOwnership {
     }
 
     fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, Vec<bool>> {
+        check_names(&names);
         Box::pin(async move { self.call(|model, _| model.claim(member, names)).await?.ok_or(OwnershipError::Lost) })
     }
 
     fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()> {
+        check_names(&names);
         Box::pin(self.call(move |model, _| model.release(member, &names)))
     }
 

@@ -251,12 +251,13 @@ fn how_long_hand_overs_take() {
         println!("one is killed, lease {LEASE:?}: {:?}", settled(&runtime, &processes, LEASE * 10).await);
         drop(processes);
         assert!(records.overlaps().is_empty());
-        one_claim_changes_hands(&runtime, &url).await;
+        let times = one_claim_changes_hands(&runtime, &url).await;
+        println!("release to claim: p50 {:?}, p99 {:?}", times[100], times[198]);
     });
 }
 
 /// From the moment that one asks to release to the moment that another, who hears of it, has the claim.
-async fn one_claim_changes_hands(runtime: &Runtime, url: &str) {
+async fn one_claim_changes_hands(runtime: &Runtime, url: &str) -> Vec<Duration> {
     let mut peers = Vec::new();
     for id in [1, 2] {
         let coordination = open(runtime, url).await;
@@ -280,5 +281,5 @@ async fn one_claim_changes_hands(runtime: &Runtime, url: &str) {
         runtime.sleep(Duration::from_millis(5)).await;
     }
     times.sort();
-    println!("release to claim: p50 {:?}, p99 {:?}", times[100], times[198]);
+    times
 }

@@ -5,7 +5,7 @@ use coordination_postgres::{OpenError, Options, PostgresCoordination, VERSION, m
 use engines::postgres::{PASSWORD, shared};
 use runtime::Runtime;
 
-use crate::support::{database, member, name_of, on_real, open};
+use crate::support::{Subjected, database, member, name_of, on_real, open};
 
 async fn refusal(runtime: &Runtime, url: &str) -> OpenError {
     PostgresCoordination::open(runtime, url, &Options::default()).await.map(drop).unwrap_err()
@@ -81,16 +81,24 @@ fn no_error_shows_the_password() {
     });
 }
 
-/// Who runs Reveille need not own the schema.
 #[test]
-fn a_user_without_the_schemas_permissions_is_told_so() {
+fn another_user_than_the_schemas_owner_works_with_the_permissions_that_are_told() {
     let url = database();
+    let database = name_of(&url).to_owned();
+    let user = format!("runner_of_{database}");
+    let sql = |statement: &str| shared().sql(&database, statement).unwrap();
+    sql(&format!("create role {user} login password 'secret'"));
+    let theirs = format!("postgresql://{user}:secret@127.0.0.1:{}/{database}", shared().port());
     on_real(async |runtime| {
-        let coordination = open(&runtime, &url).await;
-        shared().sql(name_of(&url), "alter schema reveille_coordination rename to elsewhere").unwrap();
+        let refused = refusal(&runtime, &theirs).await;
+        assert!(!refused.is_retryable() && refused.to_string().contains("permission denied"), "{refused}");
+        sql(&format!("grant usage on schema reveille_coordination to {user}"));
+        sql(&format!("grant select, insert, update, delete on all tables in schema reveille_coordination to {user}"));
+        let coordination = open(&runtime, &theirs).await;
+        let case = coordination::conformance::Case::named("claims_go_with_those_who_leave");
+        case.run(&Subjected { runtime: runtime.clone(), url: theirs.clone() }).await;
+        sql(&format!("revoke all on all tables in schema reveille_coordination from {user}"));
         let refused = coordination.view().await.unwrap_err();
-        assert!(!refused.is_retryable(), "{refused}");
-        shared().sql(name_of(&url), "alter schema elsewhere rename to reveille_coordination").unwrap();
-        coordination.view().await.unwrap();
+        assert!(!refused.is_retryable() && refused.to_string().contains("permission denied"), "{refused}");
     });
 }

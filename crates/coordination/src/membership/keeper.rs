@@ -55,6 +55,7 @@ impl Keeper {
 
     /// Tries until there is a session; its lease, and when that was asked for.
     async fn join(&mut self) -> (Lease, Monotonic) {
+        let mut told = None;
         loop {
             let began = self.runtime().monotonic();
             let member = self.profile.member(self.member);
@@ -70,7 +71,11 @@ impl Keeper {
                 }
                 Err(OwnershipError::Lost) => self.member = MemberId::random(self.runtime()),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot join; trying again");
+                    // Once for each reason, however long it lasts.
+                    if told.as_ref() != Some(&error) {
+                        tracing::warn!(%error, "cannot join; trying again until it can");
+                        told = Some(error);
+                    }
                     self.pause().await;
                 }
             }
