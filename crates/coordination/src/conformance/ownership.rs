@@ -185,14 +185,14 @@ pub(super) async fn a_renewed_session_lives_on(subject: &dyn Subject) {
     let runtime = subject.runtime();
     let (a, b) = (Peer::join(subject, 1, short).await, Peer::join(subject, 2, LONG).await);
     a.claim(&[shard(1)]).await;
-    for _ in 0..8 {
+    for _ in 0..5 {
         runtime.sleep(short / 4).await;
         a.ownership.renew(a.id, short).await.expect("it was renewed in time");
         assert_eq!(b.claim(&[shard(1)]).await, [false]);
     }
     // A lease is what the last renewal said.
     a.ownership.renew(a.id, LONG).await.expect("it was renewed in time");
-    runtime.sleep(short * 2).await;
+    runtime.sleep(short * 5 / 4).await;
     assert_eq!(b.holder(&shard(1)).await, Some(a.id));
     a.ownership.renew(a.id, short).await.expect("it was renewed in time");
     until(&runtime, "a's session ends", async || b.view().await.members.len() == 1).await;
