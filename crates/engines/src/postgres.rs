@@ -9,7 +9,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal};
 
 use programs::Programs;
@@ -173,8 +173,15 @@ impl Postgres {
         if let Some(mut child) = server.take() {
             // Stopped, it can start no other while these are listed.
             rustix::process::kill_process(pid_of(&child), Signal::STOP)?;
+            let children = children_of(&child);
             signal_all(&child, Signal::KILL)?;
             child.wait()?;
+            // They hold the shared memory until they are gone, and a new server refuses to start beside it.
+            let start = Instant::now();
+            while children.iter().any(|child| is_running(*child)) {
+                ensure!(start.elapsed() < START_MAX, "PostgreSQL's processes outlive SIGKILL");
+                std::thread::sleep(PERIOD);
+            }
         }
         Ok(())
     }
@@ -303,13 +310,23 @@ fn pid_of(child: &Child) -> Pid {
 
 /// To the postmaster and its children.
 fn signal_all(postmaster: &Child, signal: Signal) -> anyhow::Result<()> {
-    let pid = postmaster.id();
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    for child in children.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)) {
+    for child in children_of(postmaster) {
         // One that has ended meanwhile needs none.
         let _ended = rustix::process::kill_process(child, signal);
     }
     rustix::process::kill_process(pid_of(postmaster), signal).context("cannot signal PostgreSQL")
+}
+
+fn children_of(postmaster: &Child) -> Vec<Pid> {
+    let pid = postmaster.id();
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?)).collect()
+}
+
+/// Not one that has ended and that nobody has waited for yet.
+fn is_running(pid: Pid) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+    status.is_ok_and(|status| !status.lines().any(|line| line.starts_with("State:") && line.contains('Z')))
 }
 
 /// Below the ports that this machine gives to connections, so that one stopped for a while gets its own again.
