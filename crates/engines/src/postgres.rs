@@ -27,6 +27,9 @@ pub struct Options {
     pub tls: bool,
     /// Where its folder is made; the system's temporary folder if not given.
     pub parent: Option<PathBuf>,
+    /// Gives it a disk of so many bytes, at `disk` in its folder, for a tablespace that gets full. Only its own processes see
+    /// it, and a restart empties it.
+    pub disk_bytes: Option<u64>,
     /// Further settings, as in `postgresql.conf`.
     pub settings: Vec<(String, String)>,
 }
@@ -38,6 +41,7 @@ pub struct Postgres {
     folder: PathBuf,
     port: u16,
     settings: Vec<(String, String)>,
+    disk_bytes: Option<u64>,
     /// The postmaster; `None` while it is stopped.
     server: Mutex<Option<Child>>,
     guard: Guard,
@@ -77,7 +81,9 @@ impl Postgres {
             settings.push(("ssl_cert_file".to_owned(), path("server.crt")));
             settings.push(("ssl_key_file".to_owned(), path("server.key")));
         }
-        let mut postgres = Postgres { programs, folder, port: 0, settings, server: Mutex::new(None), guard };
+        let disk_bytes = options.disk_bytes;
+        let server = Mutex::new(None);
+        let mut postgres = Postgres { programs, folder, port: 0, settings, disk_bytes, server, guard };
         // The port may be taken by somebody else between the look and the start.
         let mut attempts_left = 5;
         loop {
@@ -215,7 +221,11 @@ impl Postgres {
         self.stop()?;
         let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
         let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
-        let mut command = self.programs.command("postgres");
+        let disk = self.folder.join("disk");
+        let mut command = match self.disk_bytes {
+            Some(bytes) => self.programs.command_on_disk("postgres", &disk, bytes)?,
+            None => self.programs.command("postgres"),
+        };
         command.arg("-D").arg(data_of(&self.folder));
         for (name, value) in self.own_settings().iter().chain(&self.settings) {
             command.arg("-c").arg(format!("{name}={value}"));

@@ -27,8 +27,11 @@ impl Shared {
         text: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, Failure> {
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        let session = self.links[turn % self.links.len()].session().await?;
+        let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.links.len();
+        let (later, first) = self.links.split_at(turn);
+        // In turn, but for those that are down while another is up.
+        let link = first.iter().chain(later).find(|link| link.is_up()).unwrap_or(&self.links[turn]);
+        let session = link.session().await?;
         query(&session, text, parameters).await
     }
 

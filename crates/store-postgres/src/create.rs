@@ -5,6 +5,7 @@
 //! lane takes the new rows one by one, and the caller decides about the rest under locks ([`Inner::insert_with_care`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use domain::{DueKey, PollerId};
 use futures_util::future::try_join_all;
@@ -147,14 +148,20 @@ impl Inner {
     }
 }
 
+/// A lane whose connection is gone leaves the work to the others so long, if the server can be reached.
+const ASIDE: Duration = Duration::from_secs(1);
+
 /// One lane's work, until the store closes.
 pub(crate) async fn lane(
     inner: Arc<Inner>,
-    link: Link,
+    mut link: Link,
     jobs: Arc<Mutex<mpsc::Receiver<Job>>>,
     stop: CancellationToken,
 ) {
     loop {
+        if !link.is_up() && inner.readers.is_up() {
+            inner.runtime.timeout(ASIDE, Box::pin(link.changed())).await;
+        }
         let batch = tokio::select! {
             biased;
             () = stop.cancelled() => return,

@@ -39,6 +39,28 @@ impl Programs {
         command
     }
 
+    /// As [`Programs::command`], with a small disk of its own on `disk`, in a mount namespace that ends with it.
+    pub(super) fn command_on_disk(&self, name: &str, disk: &Path, bytes: u64) -> anyhow::Result<Command> {
+        std::fs::create_dir_all(disk)?;
+        let mut command = Command::new("unshare");
+        let owner = if self.is_root {
+            USER
+        } else {
+            command.args(["--user", "--map-root-user"]);
+            "root"
+        };
+        let script =
+            format!(r#"mount -t tmpfs -o size={bytes},mode=0700 tmpfs "$0" && chown {owner} "$0" && exec "$@""#);
+        command.args(["--mount", "sh", "-c", &script]).arg(disk).current_dir("/");
+        if !self.is_root {
+            // Who mounts is root there, and PostgreSQL must not be.
+            command.args(["unshare", "--user", "--map-user=1000"]);
+        }
+        let program = self.command(name);
+        command.arg(program.get_program()).args(program.get_args());
+        Ok(command)
+    }
+
     /// Gives the folder to whom the server runs as, and hides its files from all others.
     pub(super) fn give(&self, folder: &Path) -> anyhow::Result<()> {
         if self.is_root {

@@ -37,6 +37,17 @@ fn databases_of_one_server_are_apart() {
 }
 
 #[test]
+fn a_small_disk_gets_full_and_the_rest_goes_on() {
+    let postgres = Postgres::start_with(Options { disk_bytes: Some(1 << 20), ..Options::default() }).unwrap();
+    let disk = postgres.folder().join("disk").display().to_string();
+    postgres.sql("postgres", &format!("create tablespace small location '{disk}'")).unwrap();
+    let fill = "create table full_one tablespace small as select generate_series(1, 100000)";
+    let error = postgres.sql("postgres", fill).unwrap_err();
+    assert!(error.to_string().contains("No space left on device"), "{error}");
+    postgres.sql("postgres", "create table elsewhere as select generate_series(1, 100000)").unwrap();
+}
+
+#[test]
 fn a_server_with_tls_shows_its_certificate() {
     let postgres = Postgres::start_with(Options { tls: true, ..Options::default() }).unwrap();
     assert_eq!(postgres.sql("postgres", "show ssl").unwrap(), "on");

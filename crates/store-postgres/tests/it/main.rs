@@ -2,5 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
+mod arrivals;
 mod conformance;
+mod faults;
+mod full;
+mod partitions;
+mod refusals;
 mod support;

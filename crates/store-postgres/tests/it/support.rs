@@ -1,9 +1,22 @@
 //! A database of a test's own, and a store in it.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
+use bytes::Bytes;
+use domain::occurrence::Run;
+use domain::retry::RetryPolicy;
+use domain::{
+    DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Spec, Status,
+    Target, TenantId, Term, Timestamp, When,
+};
 use engines::postgres::{Postgres, shared};
+use postgres_client::{Link, Server};
 use runtime::{Runtime, TaskEnd, TaskSet};
+use store::{Change, DueBound, DueRead, Insert, OwnerWrite, Store};
+use tokio_util::sync::CancellationToken;
+
 use store_postgres::{OpenError, Options, PostgresStore, migrate};
 
 /// The URL of a database with the schema and nothing in it: a copy of one that was migrated once.
@@ -54,5 +67,86 @@ impl Home {
         for (name, end) in self.tasks.join().await {
             assert_eq!(end, TaskEnd::Finished, "{name}");
         }
+    }
+}
+
+pub(crate) const TENANT: TenantId = TenantId(7);
+pub(crate) const POLLER: PollerId = PollerId { tenant: TENANT, generation: 0, number: 3 };
+
+/// A one-shot of [`POLLER`], due at `at`, with a server-made id.
+pub(crate) fn one_shot(runtime: &Runtime, at: Timestamp) -> Insert {
+    let now = runtime.now();
+    let incarnation = Incarnation::new(now, runtime.random_u128());
+    let target = Target::Http(HttpTarget {
+        url: "http://127.0.0.1:9/hook".to_owned(),
+        method: "POST".to_owned(),
+        headers: Vec::new(),
+        timeout: Duration::from_secs(10),
+    });
+    let occurrence = Occurrence { incarnation, nominal: at, revision: Revision(0), replay: 0 };
+    let due = DueKey { position: at, occurrence, attempt: 1, target: target.key() };
+    let retry = RetryPolicy { attempts_max: 3, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(60) };
+    let schedule = Schedule {
+        tenant: TENANT,
+        id: ScheduleId::from_incarnation(incarnation),
+        incarnation,
+        poller: POLLER,
+        revision: Revision(0),
+        status: Status::Active,
+        created_at: now,
+        updated_at: now,
+        next: Some(at),
+        spec: Spec { when: When::At(at), target, payload: Bytes::from_static(b"{}"), labels: BTreeMap::new(), retry },
+    };
+    Insert { schedule: Arc::new(schedule), due }
+}
+
+/// All rows of [`POLLER`] after `after`.
+pub(crate) async fn due_after(store: &dyn Store, after: Timestamp) -> Vec<DueKey> {
+    let after = DueBound::Instant(after);
+    let read = DueRead { poller: POLLER, after, until: Timestamp::MAX, limit: usize::MAX };
+    store.due(vec![read]).await.unwrap().remove(0).keys
+}
+
+/// The name of a URL's database, without what follows it.
+pub(crate) fn name_of(url: &str) -> &str {
+    let name = url.rsplit_once('/').unwrap().1;
+    name.split('?').next().unwrap()
+}
+
+/// A write of [`POLLER`]'s owner.
+pub(crate) fn owned(term: Term, change: Change) -> OwnerWrite {
+    OwnerWrite { term, poller: POLLER, change }
+}
+
+/// A final outcome of the schedule's first occurrence.
+pub(crate) fn outcome(insert: &Insert) -> Change {
+    let occurrence = insert.due.occurrence;
+    let run = Run { tenant: TENANT, occurrence, state: RunState::Succeeded, attempts: Vec::new() };
+    Change::Run { run, then: None, ends: true }
+}
+
+/// Statements of somebody else, on a connection of their own.
+pub(crate) struct Somebody {
+    link: Link,
+    stop: CancellationToken,
+}
+
+impl Somebody {
+    pub(crate) fn new(runtime: &Runtime, tasks: &TaskSet, url: &str) -> Self {
+        let server = Arc::new(Server::new(url, postgres_client::Options::default()).unwrap());
+        let stop = CancellationToken::new();
+        Somebody { link: Link::start(runtime, tasks, &server, stop.clone()), stop }
+    }
+
+    pub(crate) async fn says(&self, statements: &str) {
+        let session = self.link.session().await.unwrap();
+        session.within(session.client().batch_execute(statements)).await.unwrap();
+    }
+}
+
+impl Drop for Somebody {
+    fn drop(&mut self) {
+        self.stop.cancel();
     }
 }

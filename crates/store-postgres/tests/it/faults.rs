@@ -1,0 +1,232 @@
+//! Servers that restart, die and freeze, and owners that are late.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use domain::Incarnation;
+use engines::postgres::Postgres;
+use runtime::Runtime;
+use store::{Change, Health, Inserted, Positions, Store, StoreError, WriteRefusal, Written};
+use store_postgres::{Options, PostgresStore};
+
+use crate::support::{Home, POLLER, database, due_after, migrated, on_real, one_shot, outcome, owned};
+
+/// Creates and finishes schedules until told to stop; those that were answered.
+async fn load(runtime: &Runtime, store: &PostgresStore, stop: &AtomicBool) -> (Vec<Incarnation>, Vec<Incarnation>) {
+    let (mut created, mut finished) = (Vec::new(), Vec::new());
+    let mut term = None;
+    while !stop.load(Ordering::Relaxed) {
+        let insert = one_shot(runtime, runtime.now() + Duration::from_secs(600));
+        match store.insert(vec![insert.clone()]).await {
+            Ok(answers) => {
+                assert!(matches!(answers[..], [Inserted::Placed(_)]));
+                created.push(insert.schedule.incarnation);
+            }
+            Err(error) => {
+                assert!(error.is_retryable(), "{error}");
+                runtime.sleep(Duration::from_millis(5)).await;
+                continue;
+            }
+        }
+        if term.is_none() {
+            term = store.take(vec![POLLER.shard()]).await.ok().map(|terms| terms[0]);
+        }
+        let Some(under) = term else { continue };
+        match store.write(vec![owned(under, outcome(&insert))]).await {
+            Ok(answers) => match answers[..] {
+                [Ok(Written::Done)] => finished.push(insert.schedule.incarnation),
+                // The other one of this test took the shard.
+                [Err(WriteRefusal::Superseded)] => term = None,
+                _ => panic!("{answers:?}"),
+            },
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+    }
+    (created, finished)
+}
+
+async fn until_health(runtime: &Runtime, store: &PostgresStore, health: Health) {
+    while store.health() != health {
+        runtime.sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[test]
+fn a_restart_and_kills_under_load_lose_nothing_that_was_answered() {
+    let postgres = Postgres::start().unwrap();
+    let url = migrated(&postgres);
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let store = home.store.clone();
+        let stop = AtomicBool::new(false);
+        let faults = async {
+            for kill in [true, false, true] {
+                runtime.sleep(Duration::from_millis(300)).await;
+                if kill {
+                    postgres.kill().unwrap()
+                } else {
+                    postgres.stop().unwrap()
+                }
+                until_health(&runtime, &store, Health::Unreachable).await;
+                let error = store.positions(vec![POLLER]).await.unwrap_err();
+                assert!(
+                    matches!(&error, StoreError::Unavailable(why) if why.contains("postgresql://postgres@")),
+                    "{error}"
+                );
+                postgres.restart().unwrap();
+                until_health(&runtime, &store, Health::Ready).await;
+            }
+            runtime.sleep(Duration::from_millis(300)).await;
+            stop.store(true, Ordering::Relaxed);
+        };
+        let loads = (0..4).map(|_| load(&runtime, &store, &stop));
+        let (answered, ()) = futures_util::future::join(futures_util::future::join_all(loads), faults).await;
+        let (created, finished): (Vec<_>, Vec<_>) = answered.into_iter().unzip();
+        let (created, finished) = (created.concat(), finished.concat());
+        assert!(created.len() > 20 && finished.len() > 10, "{} and {}", created.len(), finished.len());
+
+        postgres.kill().unwrap();
+        postgres.restart().unwrap();
+        // The store may yet have to notice.
+        let loaded = loop {
+            match store.load(created.clone()).await {
+                Ok(loaded) => break loaded,
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+            runtime.sleep(Duration::from_millis(5)).await;
+        };
+        until_health(&runtime, &store, Health::Ready).await;
+        assert!(loaded.iter().all(Option::is_some), "a schedule is lost that was answered");
+        let due = due_after(&*store, domain::Timestamp::MIN).await;
+        let due: std::collections::HashSet<_> = due.iter().map(|key| key.occurrence.incarnation).collect();
+        assert!(created.iter().all(|incarnation| due.contains(incarnation)), "a due row is lost");
+        for incarnation in finished {
+            assert_eq!(store.runs(incarnation, None, 10).await.unwrap().len(), 1, "an outcome is lost");
+        }
+        drop(store);
+        home.close().await;
+    });
+}
+
+#[test]
+fn a_server_that_freezes_fails_calls_in_time_and_is_used_again() {
+    let postgres = Postgres::start().unwrap();
+    let url = migrated(&postgres);
+    on_real(async |runtime| {
+        let limit = Duration::from_millis(300);
+        let options = Options { statement_timeout: limit, connect_timeout: limit, ..Options::default() };
+        let home = Home::try_open(&runtime, &url, options).await.unwrap();
+        let store = &*home.store;
+        let soon = || one_shot(&runtime, runtime.now() + Duration::from_secs(60));
+        store.insert(vec![soon()]).await.unwrap();
+        postgres.pause().unwrap();
+        let start = runtime.monotonic();
+        let calls = (0..20).map(|_| store.insert(vec![soon()]));
+        let inserted = futures_util::future::join_all(calls);
+        let reads = (0..20).map(|_| store.positions(vec![POLLER]));
+        let taken = futures_util::future::join(store.take(vec![POLLER.shard()]), futures_util::future::join_all(reads));
+        let (inserted, (taken, read)) = futures_util::future::join(inserted, taken).await;
+        let failures =
+            inserted.into_iter().map(Result::err).chain([taken.err()]).chain(read.into_iter().map(Result::err));
+        for failure in failures {
+            assert!(matches!(failure, Some(StoreError::Unavailable(_))), "{failure:?}");
+        }
+        let waited = runtime.monotonic().since(start);
+        assert!(waited < Duration::from_secs(10), "{waited:?}");
+        postgres.resume().unwrap();
+        until_health(&runtime, store, Health::Ready).await;
+        while let Err(error) = store.insert(vec![soon()]).await {
+            assert!(error.is_retryable(), "{error}");
+        }
+        home.close().await;
+    });
+}
+
+#[test]
+fn of_two_members_only_the_one_with_the_newest_term_writes() {
+    let url = database();
+    on_real(async |runtime| {
+        let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
+        let mut owners = [one.store.clone(), other.store.clone()];
+        let mut term = owners[0].take(vec![POLLER.shard()]).await.unwrap()[0];
+        let (mut written, mut refused) = (0, 0);
+        for round in 0..60_u64 {
+            let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
+            owners[1].insert(vec![insert.clone()]).await.unwrap();
+            let write = async {
+                runtime.sleep(Duration::from_micros(round * 37 % 1_500)).await;
+                owners[0].write(vec![owned(term, outcome(&insert))]).await.unwrap().remove(0)
+            };
+            let take = async {
+                runtime.sleep(Duration::from_micros(round * 53 % 1_500)).await;
+                let term = owners[1].take(vec![POLLER.shard()]).await.unwrap()[0];
+                (term, owners[1].find_runs(vec![insert.due.occurrence]).await.unwrap().remove(0))
+            };
+            let (answer, (newer, seen)) = futures_util::future::join(write, take).await;
+            assert!(newer > term);
+            match answer {
+                Ok(_) => {
+                    written += 1;
+                    assert!(seen.is_some(), "a write that got in was there before the take was answered");
+                }
+                Err(WriteRefusal::Superseded) => {
+                    refused += 1;
+                    assert_eq!(seen, None);
+                    assert_eq!(owners[1].find_runs(vec![insert.due.occurrence]).await, Ok(vec![None]));
+                }
+                Err(other) => panic!("{other}"),
+            }
+            term = newer;
+            owners.swap(0, 1);
+        }
+        assert!(written > 0 && refused > 0, "{written} written, {refused} refused: the test shows nothing");
+        drop(owners);
+        one.close().await;
+        other.close().await;
+    });
+}
+
+/// One whose process stops between its statements: its transaction must not keep the next owner waiting.
+#[test]
+fn an_owner_that_freezes_within_its_transaction_does_not_hold_up_the_next() {
+    let url = database();
+    on_real(async |runtime| {
+        let options = Options { statement_timeout: Duration::from_secs(2), ..Options::default() };
+        let home = Home::try_open(&runtime, &url, options).await.unwrap();
+        let store: Arc<PostgresStore> = home.store.clone();
+        let old = store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
+        store.insert(vec![insert.clone()]).await.unwrap();
+        // Dropped in the midst of it, at every place where it waits.
+        for polls in 1..40 {
+            let mut write = store.write(vec![owned(old, Change::Positions(Positions::default()))]);
+            for _ in 0..polls {
+                let once =
+                    std::future::poll_fn(|context| std::task::Poll::Ready(write.as_mut().poll(context).is_ready()));
+                if once.await {
+                    break;
+                }
+                runtime.sleep(Duration::from_micros(200)).await;
+            }
+        }
+        let start = runtime.monotonic();
+        let new = loop {
+            match store.take(vec![POLLER.shard()]).await {
+                Ok(terms) => break terms[0],
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+        };
+        assert!(runtime.monotonic().since(start) < Duration::from_secs(5));
+        let late = store.write(vec![owned(old, outcome(&insert))]).await.unwrap();
+        assert_eq!(late, [Err(WriteRefusal::Superseded)]);
+        loop {
+            match store.write(vec![owned(new, outcome(&insert))]).await {
+                Ok(answers) => break assert_eq!(answers, [Ok(Written::Done)]),
+                Err(error) => assert!(error.is_retryable(), "{error}"),
+            }
+        }
+        drop(store);
+        home.close().await;
+    });
+}

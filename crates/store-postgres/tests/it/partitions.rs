@@ -1,0 +1,151 @@
+//! Partitions come when rows need them, and go when nobody does.
+
+use std::time::Duration;
+
+use domain::Timestamp;
+use engines::postgres::shared;
+use runtime::TaskSet;
+use store::{Change, DueBound, DueRead, Positions, Store};
+
+use crate::support::{Home, POLLER, Somebody, database, due_after, name_of, on_real, one_shot, owned};
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn partitions_of(url: &str) -> Vec<String> {
+    let list = "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent in ('reveille.due_near'::regclass, 'reveille.due_far'::regclass) order by 1";
+    shared().sql(name_of(url), list).unwrap().lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn partitions_are_made_on_demand_and_dropped_once_all_pollers_are_done() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let store = &*home.store;
+        assert_eq!(partitions_of(&url), [] as [&str; 0]);
+        let now = runtime.now();
+        let days = [1, 2, 300, 3_650];
+        let inserts: Vec<_> = days.iter().map(|days| one_shot(&runtime, now + DAY * *days)).collect();
+        store.insert(inserts.clone()).await.unwrap();
+        let made = partitions_of(&url);
+        assert_eq!(made.iter().filter(|name| name.starts_with("due_near_")).count(), 2, "{made:?}");
+        assert_eq!(made.iter().filter(|name| name.starts_with("due_far_")).count(), 2, "{made:?}");
+        assert_eq!(due_after(store, Timestamp::MIN).await, inserts.iter().map(|insert| insert.due).collect::<Vec<_>>());
+
+        // Its day is over, but nobody is done with it: this poller has never had positions.
+        let later = now + DAY * 5;
+        assert_eq!(store.maintain(later).await, Ok(0));
+        assert_eq!(due_after(store, Timestamp::MIN).await.len(), 4);
+
+        let term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        let done = async |done: Timestamp| {
+            let change = Change::Positions(Positions { closed: done, done });
+            store.write(vec![owned(term, change)]).await.unwrap().remove(0).unwrap();
+        };
+        done(inserts[1].due.position - Duration::from_millis(1)).await;
+        assert_eq!(store.maintain(later).await, Ok(1), "the first day, and not the second, which has a row to go");
+        assert_eq!(due_after(store, Timestamp::MIN).await.len(), 3);
+        done(inserts[1].due.position).await;
+        assert_eq!(store.maintain(later).await, Ok(1));
+        assert_eq!(due_after(store, Timestamp::MIN).await.len(), 2);
+
+        // Rows for years ahead, once they are done.
+        done(inserts[2].due.position).await;
+        let empty = store.maintain(now + DAY * 290).await.unwrap();
+        assert!(empty >= 8, "{empty} of the days that were made ahead and are over");
+        assert_eq!(store.maintain(now + DAY * 500).await.map(|dropped| dropped > 0), Ok(true));
+        assert_eq!(due_after(store, Timestamp::MIN).await, [inserts[3].due]);
+        home.close().await;
+    });
+}
+
+#[test]
+fn a_partition_that_another_member_dropped_is_made_again() {
+    let url = database();
+    on_real(async |runtime| {
+        let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
+        let day = runtime.now() + DAY;
+        let first = one_shot(&runtime, day);
+        one.store.insert(vec![first.clone()]).await.unwrap();
+        let term = one.store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        let done = Positions { closed: day, done: day };
+        one.store.write(vec![owned(term, Change::Positions(done))]).await.unwrap().remove(0).unwrap();
+        assert_eq!(other.store.maintain(day + DAY * 3).await, Ok(1));
+
+        let second = one_shot(&runtime, day + Duration::from_millis(1));
+        let by_owner = one_shot(&runtime, day + Duration::from_millis(2));
+        one.store.insert(vec![second.clone()]).await.unwrap();
+        assert_eq!(other.store.maintain(day + DAY * 3).await, Ok(0));
+        let put = one.store.write(vec![owned(term, Change::Put(by_owner.clone()))]).await.unwrap();
+        assert!(put[0].is_ok());
+        assert_eq!(due_after(&*other.store, day).await, [second.due, by_owner.due]);
+        one.close().await;
+        other.close().await;
+    });
+}
+
+/// Written long before its time, and placed again shortly before: once in a wide partition, and once in that of its day.
+#[test]
+fn a_row_in_both_families_is_told_once() {
+    let url = database();
+    on_real(async |runtime| {
+        let tasks = TaskSet::new(&runtime);
+        let home = Home::open(&runtime, &url).await;
+        let store = &*home.store;
+        let at = runtime.now() + DAY * 2;
+        let inserts: Vec<_> = (0..10).map(|number| one_shot(&runtime, at + Duration::from_millis(number))).collect();
+        store.insert(inserts.clone()).await.unwrap();
+        let far = runtime.now() + DAY * 100;
+        store.insert(vec![one_shot(&runtime, far)]).await.unwrap();
+        let copies = Somebody::new(&runtime, &tasks, &url);
+        let start = at.as_millis() - 1_000;
+        copies
+            .says(&format!(
+                "create table reveille.due_far_test partition of reveille.due_far for values from ({start}) to ({});
+                 insert into reveille.due_far select * from reveille.due_near where position <> {}",
+                start + 10_000,
+                inserts[4].due.position.as_millis()
+            ))
+            .await;
+        let keys: Vec<_> = inserts.iter().map(|insert| insert.due).collect();
+        let read = |limit, until| DueRead { poller: POLLER, after: DueBound::Instant(Timestamp::MIN), until, limit };
+        for limit in 0..12 {
+            let page = store.due(vec![read(limit, at + DAY)]).await.unwrap().remove(0);
+            assert_eq!(page.keys, keys[..limit.min(10)]);
+            assert_eq!(page.next, Some(keys.get(limit).map_or(far, |key| key.position)));
+        }
+        let some = store.due(vec![read(100, keys[4].position)]).await.unwrap().remove(0);
+        assert_eq!((some.keys, some.next), (keys[..5].to_vec(), Some(keys[5].position)));
+        home.close().await;
+    });
+}
+
+#[test]
+fn rows_written_while_partitions_are_dropped_are_not_lost() {
+    let url = database();
+    on_real(async |runtime| {
+        let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
+        let day = runtime.now() + DAY;
+        let mut written = Vec::new();
+        let mut dropped = 0;
+        for round in 0..40_u64 {
+            let term = one.store.take(vec![POLLER.shard()]).await.unwrap()[0];
+            let done = day + Duration::from_millis(round);
+            let close = owned(term, Change::Positions(Positions { closed: done, done }));
+            one.store.write(vec![close]).await.unwrap().remove(0).unwrap();
+            let insert = one_shot(&runtime, done + Duration::from_millis(1));
+            let inserting = async { one.store.insert(vec![insert.clone()]).await.unwrap() };
+            let maintaining = async { other.store.maintain(day + DAY * 3).await.unwrap() };
+            let (_, count) = futures_util::future::join(inserting, maintaining).await;
+            dropped += count;
+            assert_eq!(due_after(&*other.store, done).await, [insert.due], "in round {round}");
+            written.push(insert);
+        }
+        assert!(dropped > 0, "no partition was ever dropped: the test shows nothing");
+        let known = written.iter().map(|insert| insert.due.occurrence.incarnation).collect();
+        assert!(one.store.load(known).await.unwrap().iter().all(Option::is_some));
+        one.close().await;
+        other.close().await;
+    });
+}

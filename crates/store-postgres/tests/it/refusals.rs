@@ -1,0 +1,95 @@
+//! What does not open says why, and what to do.
+
+use std::time::Duration;
+
+use engines::postgres::shared;
+use runtime::Runtime;
+use store_postgres::{OpenError, Options, SCHEMA_VERSION, migrate};
+
+use crate::support::{Home, database, name_of, on_real};
+
+async fn refusal(runtime: &Runtime, url: &str, options: Options) -> OpenError {
+    match Home::try_open(runtime, url, options).await {
+        Ok(_) => panic!("it opens"),
+        Err(error) => {
+            let said = format!("{error} {error:?}");
+            assert!(!said.contains("p@ss") && !said.contains("p%40ss") && !said.contains("secret"), "{said}");
+            error
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_or_says_no_is_named() {
+    let url = database();
+    on_real(async |runtime| {
+        let quick = || Options { connect_timeout: Duration::from_millis(300), ..Options::default() };
+        let wrong = url.replace("p%40ss", "secret");
+        let error = refusal(&runtime, &wrong, quick()).await;
+        assert!(error.to_string().contains("check the user, the password"), "{error}");
+        let error = refusal(&runtime, "postgresql://a:secret@127.0.0.1:1/b", quick()).await;
+        assert!(error.to_string().contains("postgresql://a@127.0.0.1:1/b cannot be reached"), "{error}");
+        let silent = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let silent = format!("postgresql://a:secret@{}/b", silent.local_addr().unwrap());
+        let error = refusal(&runtime, &silent, quick()).await;
+        assert!(
+            error.to_string().contains("has not answered for 300ms") || error.to_string().contains("reached"),
+            "{error}"
+        );
+        let error = refusal(&runtime, "postgres//a:secret@b", quick()).await;
+        assert!(matches!(error, OpenError::Url(_)), "{error}");
+        let options = Options { password: Some(engines::postgres::PASSWORD.to_owned()), ..quick() };
+        Home::try_open(&runtime, &wrong, options).await.unwrap().close().await;
+    });
+}
+
+#[test]
+fn a_schema_that_is_missing_older_or_newer_is_told_with_the_next_step() {
+    let (url, empty) = (database(), shared().create_database().unwrap());
+    on_real(async |runtime| {
+        let open = async |url: &str| refusal(&runtime, url, Options::default()).await;
+        let error = open(&empty).await;
+        assert!(matches!(error, OpenError::NoSchema { .. }), "{error}");
+        assert!(error.to_string().contains("`reveille store migrate --store …`"), "{error}");
+
+        let set = |version: i32| {
+            shared().sql(name_of(&url), &format!("update reveille.meta set version = {version}")).unwrap();
+        };
+        set(SCHEMA_VERSION - 1);
+        let error = open(&url).await;
+        assert!(matches!(error, OpenError::Older { found, .. } if found == SCHEMA_VERSION - 1), "{error}");
+        set(SCHEMA_VERSION + 1);
+        let error = open(&url).await;
+        assert!(matches!(error, OpenError::Newer { found, .. } if found == SCHEMA_VERSION + 1), "{error}");
+        let error = migrate(&runtime, &url, &Options::default()).await.unwrap_err();
+        assert!(matches!(error, OpenError::Newer { .. }), "{error}");
+    });
+}
+
+#[test]
+fn migrating_twice_or_at_once_makes_one_schema_and_one_cluster() {
+    let url = shared().create_database().unwrap();
+    on_real(async |runtime| {
+        let options = Options::default();
+        let migrations = (0..4).map(|_| migrate(&runtime, &url, &options));
+        let migrated = futures_util::future::join_all(migrations).await;
+        let mut made = 0;
+        let mut clusters = std::collections::BTreeSet::new();
+        for migrated in migrated {
+            let migrated = migrated.unwrap();
+            made += u32::from(migrated.from.is_none());
+            clusters.insert(migrated.cluster);
+        }
+        assert_eq!((made, clusters.len()), (1, 1));
+        let again = migrate(&runtime, &url, &options).await.unwrap();
+        assert_eq!((again.from, again.to), (Some(SCHEMA_VERSION), SCHEMA_VERSION));
+        assert!(clusters.contains(&again.cluster));
+
+        let expecting = |cluster: &str| Options { cluster: Some(cluster.to_owned()), ..Options::default() };
+        let home = Home::try_open(&runtime, &url, expecting(&again.cluster)).await.unwrap();
+        assert_eq!(home.store.cluster(), again.cluster);
+        home.close().await;
+        let error = refusal(&runtime, &url, expecting("another")).await;
+        assert!(matches!(error, OpenError::OtherCluster { .. }), "{error}");
+    });
+}
