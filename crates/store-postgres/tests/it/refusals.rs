@@ -87,7 +87,7 @@ fn migrating_twice_or_at_once_makes_one_schema_and_one_cluster() {
 
         let expecting = |cluster: &str| Options { cluster: Some(cluster.to_owned()), ..Options::default() };
         let home = Home::try_open(&runtime, &url, expecting(&again.cluster)).await.unwrap();
-        assert_eq!(home.store.cluster(), again.cluster);
+        assert_eq!(home.store.cluster().id, again.cluster);
         home.close().await;
         let error = refusal(&runtime, &url, expecting("another")).await;
         assert!(matches!(error, OpenError::OtherCluster { .. }), "{error}");
