@@ -213,17 +213,18 @@ impl Cluster {
         }
     }
 
-    /// Another member asks for shards: it is given those that the plan does not give to this one.
+    /// Another member asks for shards: it is given those that the plan does not give to this one. What is claimed and not
+    /// owned goes, too: the answer to an earlier release may have been lost.
     pub(crate) async fn asked_to_let_go(
         &self,
         asker: MemberId,
         shards: &[ShardId],
     ) -> Result<Vec<ShardId>, OwnershipError> {
+        let Some(me) = self.membership.lease().map(|lease| lease.member()) else { return Ok(Vec::new()) };
         let view = self.membership.refresh().await?;
-        let plan = plan(&view);
-        let theirs = shards.iter().copied().filter(|shard| plan.get(shard) == Some(&asker));
-        let owned = self.owned();
-        Ok(self.give_back(theirs.filter(|shard| owned.contains(shard)).collect()).await)
+        let (plan, held) = (plan(&view), view.shards());
+        let is_theirs = |shard: &ShardId| plan.get(shard) == Some(&asker) && held.get(shard) == Some(&me);
+        Ok(self.give_back(shards.iter().copied().filter(is_theirs).collect()).await)
     }
 
     /// Who has claimed this shard, as far as is known; `None` if nobody has, or this member.
