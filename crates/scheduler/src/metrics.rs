@@ -33,6 +33,9 @@ pub(crate) struct Metrics {
     pub(crate) oldest_open_seconds: Gauge,
     pub(crate) created: Counter,
     pub(crate) cancelled: Counter,
+    pub(crate) shards_owned: Gauge,
+    /// Shards that were gained, let go of with what was in flight, or lost.
+    pub(crate) shards_moved: Family<Outcome, Counter>,
 }
 
 impl Metrics {
@@ -58,6 +61,8 @@ impl Metrics {
             oldest_open_seconds: Gauge::default(),
             created: Counter::default(),
             cancelled: Counter::default(),
+            shards_owned: Gauge::default(),
+            shards_moved: Family::default(),
         };
         metrics.register(registry);
         metrics
@@ -97,5 +102,7 @@ impl Metrics {
         );
         registry.register("reveille_schedules_created", "Schedules made or replaced", self.created.clone());
         registry.register("reveille_schedules_cancelled", "Schedules cancelled", self.cancelled.clone());
+        registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());
+        registry.register("reveille_shards_moved", "Shards that came and went, by how", self.shards_moved.clone());
     }
 }

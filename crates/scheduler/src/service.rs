@@ -136,6 +136,7 @@ impl Scheduler {
         let (shared, registry, news) = Shared::new(runtime, store, deliver, options, Lease::forever()).await?;
         let all: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
         let taken = take(&shared, &all).await?;
+        shared.moved("gained", all.len());
         Ok(Scheduler::run(shared, registry, news, taken, None))
     }
 

@@ -14,7 +14,7 @@ use crate::bookkeeper::ToBook;
 use crate::deliver::Deliver;
 use crate::in_flight::InFlight;
 use crate::lease::Lease;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Outcome};
 use crate::news::ToHear;
 use crate::owner::{Event, News};
 use crate::shards::{NotOwned, Shards};
@@ -91,6 +91,14 @@ impl Shared {
     pub(crate) async fn enter(&self, shard: ShardId) -> Result<RwLockReadGuard<'_, ()>, NotOwned> {
         let guard = self.shards.enter(shard).await?;
         if self.owns(shard) { Ok(guard) } else { Err(NotOwned(shard)) }
+    }
+
+    /// Counts shards that came or went.
+    pub(crate) fn moved(&self, how: &'static str, count: usize) {
+        let count = u64::try_from(count).unwrap_or(u64::MAX);
+        self.metrics.shards_moved.get_or_create(&Outcome { outcome: how }).inc_by(count);
+        let owned = i64::try_from(self.shards.owned().len()).unwrap_or(i64::MAX);
+        self.metrics.shards_owned.set(owned);
     }
 
     /// Rows that are due soon have come to these shards.

@@ -84,6 +84,7 @@ pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<(), Stor
     let _moving = shared.moving.lock().await;
     let gained = take(shared, shards).await?;
     give(shared, gained).await;
+    shared.moved("gained", shards.len());
     Ok(())
 }
 
@@ -107,6 +108,7 @@ pub(crate) async fn let_go(shared: &Shared, shards: &BTreeSet<ShardId>) -> Resul
     if terms.is_empty() {
         return Ok(());
     }
+    shared.moved("let_go", terms.len());
     let begun = stop_starting(shared, shards).await;
     shared.shards.left(shards).await;
     let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();
@@ -138,7 +140,9 @@ async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<Hande
 /// As [`let_go`], of shards that are lost: there is nobody to hand over to.
 pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
     let _moving = shared.moving.lock().await;
-    if !shared.shards.let_go(shards).is_empty() {
+    let lost = shared.shards.let_go(shards);
+    if !lost.is_empty() {
+        shared.moved("lost", lost.len());
         let (tell, _begun) = oneshot::channel();
         shared.send(Event::LetGo(shards.clone(), tell)).await;
     }

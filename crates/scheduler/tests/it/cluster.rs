@@ -402,3 +402,30 @@ fn one_member_leads_and_another_when_it_is_gone() {
         assert_ne!(first, second);
     });
 }
+
+#[test]
+fn a_tenant_that_gets_more_pollers_loses_nothing_while_members_learn_of_them_one_by_one() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, quick).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let mut ids = town.schedule("a", &a, town.in_ms(3_000), 100).await;
+        let grown = store::Tenant { generations: vec![64, 128], ..tenant(TENANT) };
+        town.store.put_tenant(grown.clone()).await.unwrap();
+        // Asked of a member that knows of the new pollers before the owners do.
+        for n in 0..30 {
+            let at = town.in_ms(400 + 10 * n);
+            let request =
+                Create { tenant: Arc::new(grown.clone()), id: None, spec: spec(When::At(at), "http://target.test/") };
+            let member = b.clone();
+            let made = town.at("b", async move { member.create(vec![request]).await }).await.unwrap();
+            let schedule = made.into_iter().next().unwrap().unwrap();
+            assert_eq!(schedule.poller.generation, 1);
+            ids.insert(schedule.id.to_string());
+            town.sleep(Duration::from_millis(100)).await;
+        }
+        town.sleep(Duration::from_secs(10)).await;
+        let latest = town.each_once(&ids);
+        assert!(latest < Duration::from_millis(500), "{latest:?} late");
+    });
+}
