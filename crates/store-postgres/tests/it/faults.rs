@@ -1,13 +1,12 @@
 //! Servers that restart, die and freeze, and owners that are late.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use domain::Incarnation;
 use engines::postgres::Postgres;
 use runtime::Runtime;
-use store::{Change, Health, Inserted, Positions, Store, StoreError, WriteRefusal, Written};
+use store::{Answer, Change, Health, Inserted, Positions, Store, StoreError, WriteRefusal, Written};
 use store_postgres::{Options, PostgresStore};
 
 use crate::support::{Home, POLLER, database, due_after, migrated, on_real, one_shot, outcome, owned};
@@ -187,46 +186,63 @@ fn of_two_members_only_the_one_with_the_newest_term_writes() {
     });
 }
 
-/// One whose process stops between its statements: its transaction must not keep the next owner waiting.
+/// Polls `write` so often, and not to its end.
+async fn begin<'a, T: 'a>(runtime: &Runtime, write: &mut Answer<'a, T>, polls: u32) {
+    for _ in 0..polls {
+        let once = std::future::poll_fn(|context| std::task::Poll::Ready(write.as_mut().poll(context).is_ready()));
+        if once.await {
+            *write = Box::pin(std::future::pending());
+            return;
+        }
+        runtime.sleep(Duration::from_micros(300)).await;
+    }
+}
+
 #[test]
-fn an_owner_that_freezes_within_its_transaction_does_not_hold_up_the_next() {
+fn a_write_that_is_dropped_half_way_leaves_no_lock() {
     let url = database();
     on_real(async |runtime| {
-        let options = Options { statement_timeout: Duration::from_secs(2), ..Options::default() };
-        let home = Home::try_open(&runtime, &url, options).await.unwrap();
-        let store: Arc<PostgresStore> = home.store.clone();
-        let old = store.take(vec![POLLER.shard()]).await.unwrap()[0];
-        let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
-        store.insert(vec![insert.clone()]).await.unwrap();
-        // Dropped in the midst of it, at every place where it waits.
-        for polls in 1..40 {
-            let mut write = store.write(vec![owned(old, Change::Positions(Positions::default()))]);
-            for _ in 0..polls {
-                let once =
-                    std::future::poll_fn(|context| std::task::Poll::Ready(write.as_mut().poll(context).is_ready()));
-                if once.await {
-                    break;
-                }
-                runtime.sleep(Duration::from_micros(200)).await;
-            }
+        let home = Home::open(&runtime, &url).await;
+        let store = &*home.store;
+        let mut term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        for polls in 1..30 {
+            let mut write = store.write(vec![owned(term, Change::Positions(Positions::default()))]);
+            begin(&runtime, &mut write, polls).await;
+            drop(write);
+            let start = runtime.monotonic();
+            term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
+            let waited = runtime.monotonic().since(start);
+            assert!(waited < Duration::from_secs(2), "{waited:?} after {polls} polls");
         }
-        let start = runtime.monotonic();
-        let new = loop {
-            match store.take(vec![POLLER.shard()]).await {
-                Ok(terms) => break terms[0],
-                Err(error) => assert!(error.is_retryable(), "{error}"),
-            }
-        };
-        assert!(runtime.monotonic().since(start) < Duration::from_secs(5));
-        let late = store.write(vec![owned(old, outcome(&insert))]).await.unwrap();
-        assert_eq!(late, [Err(WriteRefusal::Superseded)]);
-        loop {
-            match store.write(vec![owned(new, outcome(&insert))]).await {
-                Ok(answers) => break assert_eq!(answers, [Ok(Written::Done)]),
-                Err(error) => assert!(error.is_retryable(), "{error}"),
-            }
-        }
-        drop(store);
         home.close().await;
+    });
+}
+
+/// As one whose process is paused, or whose network is cut, between two statements of its transaction.
+#[test]
+fn an_owner_that_stops_within_its_transaction_does_not_hold_up_the_next() {
+    let url = database();
+    on_real(async |runtime| {
+        let options = || Options { statement_timeout: Duration::from_secs(4), ..Options::default() };
+        let old_home = Home::try_open(&runtime, &url, options()).await.unwrap();
+        let new_home = Home::try_open(&runtime, &url, options()).await.unwrap();
+        let old = old_home.store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        let insert = one_shot(&runtime, runtime.now() + Duration::from_secs(60));
+        old_home.store.insert(vec![insert.clone()]).await.unwrap();
+        // One of them, at least, stands still where it holds the shard's row.
+        let mut stopped: Vec<_> = (0..3).map(|_| old_home.store.write(vec![owned(old, outcome(&insert))])).collect();
+        for (write, polls) in stopped.iter_mut().zip([2, 5, 8]) {
+            begin(&runtime, write, polls).await;
+        }
+        let new = new_home.store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        assert!(new > old);
+        let seen = new_home.store.find_runs(vec![insert.due.occurrence]).await.unwrap();
+        for write in stopped {
+            let late = runtime.timeout(Duration::from_secs(5), write).await;
+            assert!(!matches!(&late, Some(Ok(answers)) if answers[0].is_ok() && seen[0].is_none()), "{late:?}");
+        }
+        assert_eq!(new_home.store.find_runs(vec![insert.due.occurrence]).await.unwrap(), seen);
+        drop(old_home);
+        new_home.close().await;
     });
 }
