@@ -61,23 +61,25 @@ impl Failure {
         }
     }
 
-    /// The same may succeed later, with nothing changed by a person: the server was away, or the transaction was one of
-    /// two that could not both go on.
+    /// The same may succeed later, with nothing changed by a person: the server was away or slow, or the transaction was
+    /// one of two that could not both go on.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
             Failure::Unreachable { .. } | Failure::Silent { .. } => true,
             Failure::Denied { .. } | Failure::Tls { .. } => false,
-            Failure::Statement { .. } => self.is_conflict(),
+            // Or it was cancelled by its timeout: the server was slow.
+            Failure::Statement { code, .. } => self.is_conflict() || code == "57014",
         }
     }
 
-    /// The transaction was one of two that could not both go on, or waited too long for a lock; nothing of it was done.
+    /// The transaction was one of two that could not both go on, or waited too long for a lock: nothing of it was
+    /// done, and another try may succeed at once.
     #[must_use]
     pub fn is_conflict(&self) -> bool {
         let Failure::Statement { code, .. } = self else { return false };
-        // Serialization failure, deadlock, lock not available, statement cancelled by its timeout.
-        matches!(code.as_str(), "40001" | "40P01" | "55P03" | "57014")
+        // Serialization failure, deadlock, lock not available.
+        matches!(code.as_str(), "40001" | "40P01" | "55P03")
     }
 }
 

@@ -100,6 +100,12 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
     let random: Vec<_> = (0..20_000).map(|_| names[pick(runtime, names.len())]).collect();
     timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
 
+    // From here on there are as many partitions as there ever are.
+    store.maintain(runtime.now()).await.unwrap();
+    let ahead: Vec<Insert> =
+        (0..520).map(|week| schedule_at(runtime, Duration::from_secs(week * 7 * 86_400))).collect();
+    store.insert(ahead).await.unwrap();
+
     let shards: Arc<[ShardId]> = (0..8).map(|number| poller(number).shard()).collect();
     let terms: BTreeMap<_, _> = shards.iter().copied().zip(store.take(shards.to_vec()).await.unwrap()).collect();
     let outcomes = names.chunks(BATCH);
@@ -196,9 +202,13 @@ fn poller(number: u16) -> PollerId {
 
 /// Due within a day, at one of eight pollers, with about 1 KB.
 fn schedule(runtime: &Runtime) -> Insert {
+    schedule_at(runtime, Duration::from_millis(60_000 + runtime.random() % 86_400_000))
+}
+
+fn schedule_at(runtime: &Runtime, ahead: Duration) -> Insert {
     let now = runtime.now();
     let incarnation = Incarnation::new(now, runtime.random_u128());
-    let at = now + Duration::from_millis(60_000 + runtime.random() % 86_400_000);
+    let at = now + ahead;
     let target = Target::Http(HttpTarget {
         url: "http://receiver.internal:8080/hooks/orders".to_owned(),
         method: "POST".to_owned(),

@@ -199,7 +199,7 @@ impl Inner {
                 }
             }
             // One that the server does not take must not keep the others out.
-            Err(Failure::Statement { .. }) if batch.len() > 1 => {
+            Err(failure) if batch.len() > 1 && is_about_a_row(&failure) => {
                 for job in batch {
                     let alone = self.try_create(link, std::slice::from_ref(&job.work)).await;
                     let answer = alone.map(|mut made| made.pop().unwrap_or_default());
@@ -300,6 +300,12 @@ impl Inner {
         }
         created
     }
+}
+
+/// Not about the server: slow, full, out of memory.
+fn is_about_a_row(failure: &Failure) -> bool {
+    let is_of_the_server = |code: &str| code.starts_with("53") || code.starts_with("XX");
+    matches!(failure, Failure::Statement { code, .. } if !failure.is_retryable() && !is_of_the_server(code))
 }
 
 /// Which rows are new, the first of each incarnation only.
