@@ -105,3 +105,80 @@ create table reveille.mark (
 );
 
 create index mark_shard on reveille.mark (shard, number);
+
+-- Schedules asked for inside somebody's own transaction. A member reads what is committed here, makes it by the ordinary way,
+-- and deletes it. The incarnation is drawn with the entry, so that an entry that is moved twice makes one schedule.
+create table reveille.inbox (
+    number bigint generated always as identity primary key,
+    tenant text not null,
+    id text not null,
+    incarnation uuid not null,
+    -- Null: the schedule is to be cancelled.
+    spec jsonb,
+    written_at timestamptz not null default clock_timestamp()
+);
+
+create function reveille.append(tenant text, id text, spec jsonb) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    millis bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+    chance text := replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '');
+begin
+    if tenant is null or tenant !~ '^[A-Za-z0-9_-]{1,128}$' then
+        raise exception 'a tenant''s name is made of A-Z, a-z, 0-9, _ and -, 1 to 128 of them' using errcode = '22023';
+    end if;
+    if id !~ '^[A-Za-z0-9_-]{1,128}$' then
+        raise exception 'an id is made of A-Z, a-z, 0-9, _ and -, 1 to 128 of them' using errcode = '22023';
+    end if;
+    insert into reveille.inbox (tenant, id, incarnation, spec) values
+        (tenant, id, (lpad(to_hex(millis), 12, '0') || substr(chance, 17, 20))::uuid, spec);
+end $$;
+
+-- Without an id, one is made. The answer is the schedule's id.
+create function reveille.schedule(tenant text, id text, spec jsonb) returns text
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if spec is null or jsonb_typeof(spec) <> 'object' then
+        raise exception 'what to schedule is a JSON object, as POST /v1/schedules takes it' using errcode = '22023';
+    end if;
+    if octet_length(spec::text) > 131072 then
+        raise exception 'what to schedule has more than 128 KiB' using errcode = '54000';
+    end if;
+    id := coalesce(id, 'q' || replace(gen_random_uuid()::text, '-', ''));
+    perform reveille.append(tenant, id, spec);
+    return id;
+end $$;
+
+create function reveille.cancel(tenant text, id text) returns void
+language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+    if id is null then
+        raise exception 'which schedule to cancel is not said' using errcode = '22023';
+    end if;
+    perform reveille.append(tenant, id, null);
+end $$;
+
+revoke all on function reveille.append(text, text, jsonb), reveille.schedule(text, text, jsonb),
+    reveille.cancel(text, text) from public;
+
+-- Who is granted this role may schedule and cancel, and nothing else. Roles are the server's, not the database's: it may be
+-- there already, or may not be ours to make.
+do $$
+begin
+    if not exists (select from pg_roles where rolname = 'reveille_client') then
+        create role reveille_client nologin;
+    end if;
+exception
+    when insufficient_privilege then
+        raise notice 'reveille_client is not made: this user may not make roles';
+    when duplicate_object or unique_violation then
+        null;
+end $$;
+
+do $$
+begin
+    if exists (select from pg_roles where rolname = 'reveille_client') then
+        grant usage on schema reveille to reveille_client;
+        grant execute on function reveille.schedule(text, text, jsonb), reveille.cancel(text, text) to reveille_client;
+    end if;
+end $$;

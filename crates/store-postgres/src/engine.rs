@@ -114,6 +114,10 @@ impl PostgresStore {
         Ok(PostgresStore { inner, stop })
     }
 
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     /// The cluster that lives in the database.
     #[must_use]
     pub fn cluster(&self) -> &schema::Cluster {

@@ -20,6 +20,7 @@ mod create;
 mod due;
 mod engine;
 mod error;
+mod inbox;
 mod marks;
 mod options;
 mod ownership;
@@ -32,5 +33,6 @@ mod write;
 
 pub use engine::PostgresStore;
 pub use error::OpenError;
+pub use inbox::InboxEntry;
 pub use options::Options;
 pub use schema::{Cluster, Migrated, SCHEMA_VERSION, migrate};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use engines::postgres::shared;
 use runtime::Runtime;
+use store::Store as _;
 use store_postgres::{OpenError, Options, SCHEMA_VERSION, migrate};
 
 use crate::support::{Home, database, name_of, on_real};
@@ -91,5 +92,22 @@ fn migrating_twice_or_at_once_makes_one_schema_and_one_cluster() {
         home.close().await;
         let error = refusal(&runtime, &url, expecting("another")).await;
         assert!(matches!(error, OpenError::OtherCluster { .. }), "{error}");
+    });
+}
+
+#[test]
+fn whoever_owns_the_database_needs_to_be_nobody_special() {
+    let url = shared().create_database().unwrap();
+    let name = name_of(&url);
+    let make = format!("create role plain login password 'secret'; alter database {name} owner to plain");
+    shared().sql("postgres", &make).unwrap();
+    let plain = format!("postgresql://plain:secret@127.0.0.1:{}/{name}", shared().port());
+    on_real(async |runtime| {
+        migrate(&runtime, &plain, &Options::default()).await.unwrap();
+        let home = Home::open(&runtime, &plain).await;
+        let insert = crate::support::one_shot(&runtime, runtime.now() + Duration::from_secs(60));
+        home.store.insert(vec![insert]).await.unwrap();
+        assert_eq!(home.store.maintain(runtime.now()).await, Ok(0));
+        home.close().await;
     });
 }
