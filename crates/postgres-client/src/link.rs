@@ -119,7 +119,14 @@ impl Session {
     ) -> Result<T, Failure> {
         let waited = self.server.statement_timeout() + SILENCE;
         match self.runtime.timeout(waited, asking).await {
-            Some(answer) => answer.map_err(|error| self.server.failure(&error)),
+            Some(answer) => answer.map_err(|error| {
+                let failure = self.server.failure(&error);
+                // A server that has become a standby keeps its connections: look for the one that takes writes now.
+                if matches!(failure, Failure::Unreachable { .. }) {
+                    self.abandon();
+                }
+                failure
+            }),
             None => {
                 self.abandon();
                 Err(Failure::Silent { server: self.server.to_string(), waited })

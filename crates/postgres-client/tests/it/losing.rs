@@ -13,9 +13,13 @@ async fn one(link: &Link) -> Result<i32, Failure> {
 }
 
 async fn until(link: &mut Link, is_up: bool) {
-    while link.is_up() != is_up {
-        link.changed().await;
-    }
+    let waiting = async {
+        while link.is_up() != is_up {
+            link.changed().await;
+        }
+    };
+    let waited = Runtime::real().timeout(Duration::from_secs(60), Box::pin(waiting)).await;
+    assert_eq!(waited, Some(()), "the link is never {}", if is_up { "up" } else { "down" });
 }
 
 #[tokio::test]
@@ -64,4 +68,37 @@ async fn a_link_outlives_its_server() {
     stop.cancel();
     tasks.join().await;
     assert!(one(&link).await.is_err());
+}
+
+/// As a primary does that becomes a standby: it keeps its connections, and takes no writes.
+#[tokio::test]
+async fn a_server_that_takes_no_writes_any_more_is_left() {
+    let postgres = Postgres::start().unwrap();
+    let (runtime, stop) = (Runtime::real(), CancellationToken::new());
+    let tasks = TaskSet::new(&runtime);
+    let server = Arc::new(Server::new(&postgres.url("postgres"), Options::default()).unwrap());
+    let mut link = Link::start(&runtime, &tasks, &server, stop.clone());
+    let write = async |link: &Link| {
+        let session = link.session().await?;
+        session.within(session.client().batch_execute("create table if not exists written ()")).await
+    };
+    assert_eq!(write(&link).await, Ok(()));
+    let read_only = |is: &str| {
+        postgres.sql("postgres", &format!("alter system set default_transaction_read_only = {is}")).unwrap();
+        postgres.sql("postgres", "select pg_reload_conf()").unwrap();
+    };
+    read_only("on");
+    let failure = loop {
+        match write(&link).await {
+            Ok(()) => runtime.sleep(Duration::from_millis(5)).await,
+            Err(failure) => break failure,
+        }
+    };
+    assert!(failure.is_retryable(), "{failure}");
+    until(&mut link, false).await;
+    read_only("off");
+    until(&mut link, true).await;
+    assert_eq!(write(&link).await, Ok(()));
+    stop.cancel();
+    tasks.join().await;
 }
