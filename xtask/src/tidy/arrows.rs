@@ -40,7 +40,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
     Rule { name, may_use, tests_may_use, outside: None }
 }
 
-const RULES: [Rule; 17] = [
+const RULES: [Rule; 18] = [
     // Pure: no async runtime, clock, randomness or I/O in sight.
     Rule {
         name: "domain",
@@ -59,6 +59,7 @@ const RULES: [Rule; 17] = [
     rule("postgres-client", &["runtime"], &["engines"]),
     rule("scheduler", &["domain", "runtime", "store", "coordination"], &["simulator"]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
+    rule("peers", &["domain", "runtime", "store", "coordination", "scheduler"], &[]),
     rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
     // The cores, the journal and the embedded engines; never the server or an outside engine.
     rule("simulator", &["domain", "runtime", "journal", "store", "store-embedded", "scheduler"], &[]),

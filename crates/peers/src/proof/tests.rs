@@ -1,0 +1,67 @@
+use super::*;
+use crate::secret::sha256;
+
+fn head() -> Head {
+    Head {
+        from: Sender::new("Müller's host\n2"),
+        to: MemberId(7),
+        nonce: 9,
+        sent_at: Timestamp::from_millis(1_800_000_000_123),
+        body: sha256(b"body"),
+    }
+}
+
+fn secret() -> ClusterSecret {
+    ClusterSecret::new(&[3; 32])
+}
+
+fn written() -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    head().write(&secret(), &mut headers);
+    headers
+}
+
+#[test]
+fn a_head_is_read_and_proved_as_it_was_written() {
+    let read = || Head::read(&written()).unwrap();
+    assert_eq!(read().proved(&secret()), Some(head()));
+    assert_eq!(read().proved(&ClusterSecret::new(&[4; 32])), None);
+}
+
+#[test]
+fn every_header_counts() {
+    let others = [
+        (FROM, Sender::new("other").as_str().to_owned()),
+        (TO, format!("{:032x}", 8)),
+        (NONCE, format!("{:032x}", 10)),
+        (TIME, "1800000000124".to_owned()),
+        (BODY, hex(&sha256(b"other"))),
+        (PROOF, hex(&sha256(b"other"))),
+    ];
+    for (name, other) in others {
+        let mut headers = written();
+        headers.insert(&name, HeaderValue::from_str(&other).unwrap());
+        assert_eq!(Head::read(&headers).unwrap().proved(&secret()), None, "{name}");
+        headers.remove(&name);
+        assert!(Head::read(&headers).is_none(), "{name}");
+        for strange in ["", "\u{1}", "+1", "a b", "é"] {
+            if let Ok(value) = HeaderValue::from_bytes(strange.as_bytes()) {
+                headers.insert(&name, value);
+                assert!(Head::read(&headers).and_then(|claimed| claimed.proved(&secret())).is_none(), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_answer_is_proved_for_its_request_status_and_body_only() {
+    let (ok, body) = (StatusCode::OK, sha256(b"reply"));
+    let mut headers = HeaderMap::new();
+    prove_answer(&secret(), 9, ok, &body, &mut headers);
+    let mac = answer_mac(&headers).unwrap();
+    assert!(is_answer_proved(&secret(), 9, ok, &body, &mac));
+    assert!(!is_answer_proved(&secret(), 8, ok, &body, &mac));
+    assert!(!is_answer_proved(&secret(), 9, StatusCode::CREATED, &body, &mac));
+    assert!(!is_answer_proved(&secret(), 9, ok, &sha256(b"other"), &mac));
+    assert!(!is_answer_proved(&ClusterSecret::new(&[4; 32]), 9, ok, &body, &mac));
+}

@@ -1,0 +1,98 @@
+//! The secret that the members of a cluster share, and nobody else.
+
+use std::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+
+/// HMAC-SHA256, keyed. It is never printed, and the bytes it was made from are not kept.
+#[derive(Clone)]
+pub struct ClusterSecret(Hmac<Sha256>);
+
+/// A SHA-256, or a MAC made of it.
+pub(crate) type Hash = [u8; 32];
+
+impl ClusterSecret {
+    pub const LEN: usize = 32;
+
+    #[must_use]
+    pub fn new(secret: &[u8; Self::LEN]) -> Self {
+        ClusterSecret(Hmac::new_from_slice(secret).expect("HMAC takes keys of every length"))
+    }
+
+    pub(crate) fn mac(&self, text: &str) -> Hash {
+        let mut mac = self.0.clone();
+        mac.update(text.as_bytes());
+        mac.finalize().into_bytes().into()
+    }
+
+    /// Compares in constant time.
+    pub(crate) fn is_mac(&self, text: &str, claimed: &Hash) -> bool {
+        let mut mac = self.0.clone();
+        mac.update(text.as_bytes());
+        mac.verify_slice(claimed).is_ok()
+    }
+}
+
+impl fmt::Debug for ClusterSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClusterSecret(..)")
+    }
+}
+
+pub(crate) fn sha256(bytes: &[u8]) -> Hash {
+    Sha256::digest(bytes).into()
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
+    bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
+}
+
+/// The value of 64 digits as [`hex`] writes them.
+pub(crate) fn parse_hash(text: &str) -> Option<Hash> {
+    let digits = text.as_bytes();
+    if digits.len() != 64 {
+        return None;
+    }
+    let digit = |c: u8| match c {
+        b'0'..=b'9' => Some(c - b'0'),
+        b'a'..=b'f' => Some(c - b'a' + 10),
+        _ => None,
+    };
+    let mut hash = [0; 32];
+    for (byte, pair) in hash.iter_mut().zip(digits.as_chunks::<2>().0) {
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(hash)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_not_printed() {
+        assert_eq!(format!("{:?}", ClusterSecret::new(&[0xab; 32])), "ClusterSecret(..)");
+    }
+
+    /// RFC 4231 has no key of 32 bytes; this is `openssl dgst -sha256 -mac HMAC`.
+    #[test]
+    fn a_mac_is_hmac_sha256_of_the_text() {
+        let secret = ClusterSecret::new(b"0123456789abcdef0123456789abcdef");
+        let mac = secret.mac("what is asked");
+        assert_eq!(hex(&mac), "2d1a46c8f988c12bd3980d978ce948d37b3180c49fe1b8ff12764b5996f0d29d");
+        assert!(secret.is_mac("what is asked", &mac) && !secret.is_mac("what is asket", &mac));
+        assert!(!ClusterSecret::new(&[0; 32]).is_mac("what is asked", &mac));
+    }
+
+    #[test]
+    fn a_hash_is_read_back_and_no_other_text_is() {
+        let hash = sha256(b"a");
+        assert_eq!(parse_hash(&hex(&hash)), Some(hash));
+        for other in ["", &hex(&hash)[1..], &hex(&hash).to_uppercase(), &"g".repeat(64), &"+1".repeat(32)] {
+            assert_eq!(parse_hash(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! What members ask of each other, and how the listener stops.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use coordination::MemberId;
+use domain::occurrence::Run;
+use domain::{
+    Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, ShardId, TargetKey, TenantId,
+    Timestamp,
+};
+use futures_util::future::join_all;
+use peers::ListenerOptions;
+use scheduler::peers::Outcome;
+use scheduler::{Ask, CancelAnswer, CreateRefusal, Peers, PutAnswer, RedriveAnswer, Reply};
+use store::StoreError;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use crate::support::*;
+
+fn an_occurrence() -> Occurrence {
+    let nominal = Timestamp::from_millis(1_800_000_000_123);
+    Occurrence { incarnation: Incarnation(5), nominal, revision: Revision(2), replay: 1 }
+}
+
+fn exchanges() -> Vec<(Ask, Reply)> {
+    let poller = PollerId { tenant: TenantId(1), generation: 2, number: 3 };
+    let started_at = Timestamp::from_millis(1_800_000_000_456);
+    let result = AttemptResult::Answered(503);
+    let attempt = Attempt { number: 1, started_at, duration: Duration::from_millis(12), result };
+    let run =
+        Run { tenant: TenantId(1), occurrence: an_occurrence(), state: RunState::Retrying, attempts: vec![attempt] };
+    let then = DueKey { position: started_at, occurrence: an_occurrence(), attempt: 2, target: TargetKey(4) };
+    let outcome = Outcome { poller, run, then: Some(then), ends: false };
+    let put = PutAnswer { schedule: schedule(&named(1, 9)), created: true, too_late: true };
+    let cancel = Ask::Cancel { poller, incarnation: Incarnation(5), applied: true };
+    let redrive = Ask::Redrive { tenant: TenantId(1), of: an_occurrence() };
+    let created = vec![Ok(schedule(&named(1, 9))), Err(CreateRefusal::Exists)];
+    let decided_by = started_at;
+    vec![
+        (Ask::Create(vec![named(1, 9), named(2, 0)]), Reply::Created(created)),
+        (Ask::Put(named(1, 9)), Reply::Put(Ok(put))),
+        (Ask::Put(named(1, 9)), Reply::Put(Err(CreateRefusal::NeverFires))),
+        (cancel.clone(), Reply::Cancelled(CancelAnswer::TooLate)),
+        (cancel.clone(), Reply::Cancelled(CancelAnswer::Pending { decided_by })),
+        (cancel, Reply::NotOwned),
+        (redrive.clone(), Reply::Redriven(RedriveAnswer::Redriven(an_occurrence()))),
+        (redrive, Reply::Failed(StoreError::Full("97%".to_owned()))),
+        (Ask::LetGo { member: MemberId(3), shards: vec![ShardId(1), ShardId(2)] }, Reply::LetGo(vec![ShardId(2)])),
+        (Ask::Outcome(outcome), Reply::Heard),
+        (Ask::Nudge, Reply::Heard),
+    ]
+}
+
+#[tokio::test]
+async fn every_ask_and_every_reply_goes_through() {
+    let (asked, replies) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let (heard, next) = (asked.clone(), replies.clone());
+    let answering = Answering::start(Setup::default(), move |ask| {
+        heard.lock().unwrap().push(ask);
+        let reply = next.lock().unwrap().pop().unwrap();
+        Box::pin(async move { reply })
+    });
+    let answering = answering.await;
+    let (peers, to) = (asking(), member(answering.address));
+    for (ask, reply) in exchanges() {
+        replies.lock().unwrap().push(reply.clone());
+        assert_eq!(peers.ask(&to, ask.clone()).await, Ok(reply));
+        assert_eq!(asked.lock().unwrap().pop(), Some(ask));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_asks_at_once_are_answered_each_with_its_own() {
+    let answering = Answering::fitting().await;
+    let (peers, to) = (asking(), member(answering.address));
+    let asks = (0..200).map(|number| {
+        let ask = Ask::Create(vec![named(number, 1_024)]);
+        let asked = peers.ask(&to, ask.clone());
+        async move { assert_eq!(asked.await, Ok(fitting(&ask)), "{number}") }
+    });
+    join_all(asks).await;
+    assert_eq!(answering.asked(), 200);
+}
+
+#[tokio::test]
+async fn a_create_of_a_thousand_long_schedules_goes_in_parts_and_comes_back_whole() {
+    let answering = Answering::fitting().await;
+    let ask = Ask::Create((0..1_000).map(|number| named(number, 16 * 1024)).collect());
+    let patient = hurried(Duration::from_secs(60));
+    let reply = patient.ask(&member(answering.address), ask.clone()).await;
+    assert!(reply == Ok(fitting(&ask)), "all of them, in order");
+    assert!(answering.asked() >= 4, "{}", answering.asked());
+}
+
+#[tokio::test]
+async fn of_a_create_in_parts_what_was_answered_is_told_and_the_rest_is_not_known() {
+    let answers = Mutex::new(vec![false, true]);
+    let answering = Answering::start(Setup::default(), move |ask| {
+        let reply = if answers.lock().unwrap().pop().unwrap() { fitting(&ask) } else { Reply::NotOwned };
+        Box::pin(async move { reply })
+    });
+    let answering = answering.await;
+    let all: Vec<_> = (0..2).map(|number| named(number, 3 * 1024 * 1024)).collect();
+    let first = schedule(&all[0]);
+    let reply = asking().ask(&member(answering.address), Ask::Create(all)).await;
+    assert!(reply == Ok(Reply::Created(vec![Ok(first), Err(CreateRefusal::Unreachable)])), "not as it should be");
+}
+
+#[tokio::test]
+async fn a_stop_lets_what_is_under_way_end_and_takes_no_more() {
+    let gate = Arc::new(Semaphore::new(0));
+    let (begun, go_on) = (Arc::new(Semaphore::new(0)), gate.clone());
+    let begins = begun.clone();
+    let answering = Answering::start(Setup::default(), move |_| {
+        let (begins, go_on) = (begins.clone(), go_on.clone());
+        Box::pin(async move {
+            begins.add_permits(1);
+            go_on.acquire().await.unwrap().forget();
+            Reply::Heard
+        })
+    });
+    let answering = answering.await;
+    let (address, stop) = (answering.address, answering.stop.clone());
+    let (peers, to) = (asking(), member(address));
+    let asked = tokio::join!(peers.ask(&to, Ask::Nudge), async {
+        begun.acquire().await.unwrap().forget();
+        stop.cancel();
+        // The socket closes before what is under way ends.
+        while TcpStream::connect(address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+        gate.add_permits(1);
+    });
+    assert_eq!(asked.0, Ok(Reply::Heard));
+    answering.ended().await;
+    assert_eq!(reason(peers.ask(&to, Ask::Nudge).await), "connection refused");
+}
+
+/// Tells when it is dropped.
+struct Dropped(Arc<Semaphore>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
+}
+
+fn never_answers(begun: Arc<Semaphore>, dropped: Arc<Semaphore>) -> impl Fn(Ask) -> futures_util::future::BoxFuture<'static, Reply> {
+    move |_| {
+        let held = Dropped(dropped.clone());
+        begun.add_permits(1);
+        Box::pin(async move {
+            let _held = held;
+            std::future::pending().await
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_stop_drops_what_does_not_end_in_time() {
+    let (begun, dropped) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let options = ListenerOptions { drain_timeout: Duration::from_millis(20), ..ListenerOptions::default() };
+    let setup = Setup { options, ..Setup::default() };
+    let answering = Answering::start(setup, never_answers(begun.clone(), dropped.clone())).await;
+    let (stop, to) = (answering.stop.clone(), member(answering.address));
+    let peers = asking();
+    let (asked, ()) = tokio::join!(peers.ask(&to, Ask::Nudge), async {
+        begun.acquire().await.unwrap().forget();
+        stop.cancel();
+        answering.ended().await;
+        assert_eq!(dropped.available_permits(), 1);
+    });
+    assert_eq!(reason(asked), "connection closed before the answer was complete");
+}
+
+#[tokio::test]
+async fn what_takes_too_long_is_given_up_and_said_so() {
+    let (begun, dropped) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let options = ListenerOptions { answer_timeout: Duration::from_millis(20), ..ListenerOptions::default() };
+    let setup = Setup { options, ..Setup::default() };
+    let answering = Answering::start(setup, never_answers(begun, dropped.clone())).await;
+    let asked = asking().ask(&member(answering.address), Ask::Nudge).await;
+    assert_eq!(reason(asked), "it refuses (504): it took too long, and may be half-done");
+    assert_eq!(dropped.available_permits(), 1);
+}
+
+#[tokio::test]
+async fn what_was_begun_goes_on_when_its_asker_goes_away() {
+    let gate = Arc::new(Semaphore::new(0));
+    let (begun, done) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let (begins, go_on, ends) = (begun.clone(), gate.clone(), done.clone());
+    let answering = Answering::start(Setup::default(), move |_| {
+        let (begins, go_on, ends) = (begins.clone(), go_on.clone(), ends.clone());
+        Box::pin(async move {
+            begins.add_permits(1);
+            go_on.acquire().await.unwrap().forget();
+            ends.add_permits(1);
+            Reply::Heard
+        })
+    });
+    let answering = answering.await;
+    let asked = hurried(Duration::from_millis(200)).ask(&member(answering.address), Ask::Nudge);
+    let (asked, ()) = tokio::join!(asked, async { begun.acquire().await.unwrap().forget() });
+    assert_eq!(reason(asked), "no answer within 200ms");
+    gate.add_permits(1);
+    done.acquire().await.unwrap().forget();
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_fails_its_own_ask_only() {
+    let answering = Answering::start(Setup::default(), |ask| {
+        Box::pin(async move {
+            assert!(ask == Ask::Nudge, "a bug, on purpose");
+            Reply::Heard
+        })
+    });
+    let answering = answering.await;
+    let (peers, to) = (asking(), member(answering.address));
+    let asked = peers.ask(&to, Ask::Create(Vec::new())).await;
+    assert_eq!(reason(asked), "it refuses (500): it failed, and may be half-done");
+    assert_eq!(peers.ask(&to, Ask::Nudge).await, Ok(Reply::Heard));
+}

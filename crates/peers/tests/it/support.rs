@@ -1,0 +1,238 @@
+//! A member that answers, one that asks, and a network in between that a test can listen on.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use coordination::{Member, MemberId};
+use domain::retry::RetryPolicy;
+use domain::{
+    HttpTarget, Incarnation, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId, Timestamp, When,
+};
+use futures_util::future::BoxFuture;
+use peers::{ClusterSecret, Handler, HttpPeers, Listener, ListenerOptions, PeersOptions};
+use runtime::{Disk, Monotonic, Place, Runtime, TaskHandle, World};
+use scheduler::peers::Named;
+use scheduler::{Ask, PeerError, Peers, Reply};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) const SECRET: [u8; 32] = [7; 32];
+
+pub(crate) fn secret() -> ClusterSecret {
+    ClusterSecret::new(&SECRET)
+}
+
+pub(crate) fn member(address: SocketAddr) -> Member {
+    Member {
+        id: MemberId(u128::from(address.port())),
+        name: "the one asked".to_owned(),
+        address: address.to_string(),
+        owns: true,
+        build: "test".to_owned(),
+    }
+}
+
+/// A member that answers; its id is its port, so that one that comes back on it is the same.
+pub(crate) struct Answering {
+    pub(crate) address: SocketAddr,
+    pub(crate) stop: CancellationToken,
+    /// Asks that came to the handler.
+    pub(crate) asked: Arc<AtomicUsize>,
+    ended: BoxFuture<'static, runtime::TaskEnd>,
+}
+
+pub(crate) struct Setup {
+    pub(crate) runtime: Runtime,
+    pub(crate) address: SocketAddr,
+    pub(crate) secret: [u8; 32],
+    pub(crate) options: ListenerOptions,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let address = "127.0.0.1:0".parse().unwrap();
+        Setup { runtime: Runtime::real(), address, secret: SECRET, options: ListenerOptions::default() }
+    }
+}
+
+impl Answering {
+    pub(crate) async fn start(setup: Setup, handler: impl Fn(Ask) -> BoxFuture<'static, Reply> + Send + Sync + 'static) -> Self {
+        let listener = Listener::bind(&setup.runtime, setup.address, setup.options).await.unwrap();
+        let address = listener.local_addr();
+        let me = member(address).id;
+        let (stop, asked) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
+        let count = asked.clone();
+        let handler: Handler = Arc::new(move |ask| {
+            count.fetch_add(1, Ordering::SeqCst);
+            handler(ask)
+        });
+        let secret = ClusterSecret::new(&setup.secret);
+        let serving = listener.serve_until(secret, Arc::new(move |id| id == me), handler, stop.clone().cancelled_owned());
+        let ended = Runtime::real().spawn("listener", serving).end;
+        Answering { address, stop, asked, ended }
+    }
+
+    /// Answers every ask as [`fitting`] does.
+    pub(crate) async fn fitting() -> Self {
+        Self::start(Setup::default(), |ask| Box::pin(async move { fitting(&ask) })).await
+    }
+
+    pub(crate) fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+
+    pub(crate) async fn ended(self) {
+        assert_eq!(self.ended.await, runtime::TaskEnd::Finished);
+    }
+}
+
+pub(crate) fn asking() -> HttpPeers {
+    HttpPeers::new(&Runtime::real(), secret(), "the one who asks", PeersOptions::default())
+}
+
+pub(crate) fn hurried(request_timeout: Duration) -> HttpPeers {
+    let options = PeersOptions { request_timeout, ..PeersOptions::default() };
+    HttpPeers::new(&Runtime::real(), secret(), "the one who asks", options)
+}
+
+pub(crate) fn reason(answer: Result<Reply, PeerError>) -> String {
+    match answer {
+        Err(PeerError::Unreachable { member, reason }) => {
+            assert_eq!(member, "the one asked");
+            reason
+        }
+        Ok(reply) => panic!("it was answered: {reply:?}"),
+    }
+}
+
+pub(crate) fn named(number: usize, payload_bytes: usize) -> Named {
+    let target = HttpTarget {
+        url: "https://example.org/hook".to_owned(),
+        method: "POST".to_owned(),
+        headers: vec![("x-a".to_owned(), "b".to_owned())],
+        timeout: Duration::from_secs(10),
+    };
+    Named {
+        tenant: TenantId(1),
+        id: ScheduleId::new(&format!("order-{number}")).unwrap(),
+        spec: Spec {
+            when: When::At(Timestamp::from_millis(1_800_000_000_123)),
+            target: Target::Http(target),
+            payload: Bytes::from(vec![b'x'; payload_bytes]),
+            labels: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
+            retry: RetryPolicy::default(),
+        },
+    }
+}
+
+pub(crate) fn schedule(named: &Named) -> Arc<Schedule> {
+    let Named { tenant, id, spec } = named.clone();
+    Arc::new(Schedule {
+        tenant,
+        poller: PollerId::of(tenant, 0, 1, &id),
+        id,
+        incarnation: Incarnation(11),
+        revision: Revision(1),
+        status: Status::Active,
+        created_at: Timestamp::from_millis(1_700_000_000_000),
+        updated_at: Timestamp::from_millis(1_700_000_000_000),
+        next: Some(Timestamp::from_millis(1_800_000_000_123)),
+        spec,
+    })
+}
+
+pub(crate) fn fitting(ask: &Ask) -> Reply {
+    match ask {
+        Ask::Create(all) => Reply::Created(all.iter().map(|named| Ok(schedule(named))).collect()),
+        Ask::Put(_) | Ask::Cancel { .. } | Ask::Redrive { .. } => Reply::NotOwned,
+        Ask::LetGo { shards, .. } => Reply::LetGo(shards.clone()),
+        Ask::Outcome(_) | Ask::Nudge => Reply::Heard,
+    }
+}
+
+/// Accepts one connection, reads one request whole, answers it with `answer`, and closes. The request's bytes.
+pub(crate) async fn answer_once(listener: &TcpListener, answer: &[u8]) -> Vec<u8> {
+    let (mut stream, _) = listener.accept().await.unwrap();
+    let request = read_message(&mut stream).await;
+    stream.write_all(answer).await.unwrap();
+    request
+}
+
+/// A head and the body whose length it tells; less if the other end closes.
+pub(crate) async fn read_message(stream: &mut TcpStream) -> Vec<u8> {
+    let mut message = Vec::new();
+    while !is_whole(&message) {
+        if stream.read_buf(&mut message).await.unwrap_or(0) == 0 {
+            break;
+        }
+    }
+    message
+}
+
+fn is_whole(message: &[u8]) -> bool {
+    let Some(end) = message.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
+    let head = String::from_utf8_lossy(&message[..end]).to_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.parse().unwrap());
+    message.len() >= end + 4 + length
+}
+
+/// What is answered to these bytes.
+pub(crate) async fn sent_raw(address: SocketAddr, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(request).await.unwrap();
+    String::from_utf8_lossy(&read_message(&mut stream).await).into_owned()
+}
+
+/// The bytes of a genuine request for `to`, which it does not get.
+pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member, ask: Ask) -> Vec<u8> {
+    let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let detour = Member { address: between.local_addr().unwrap().to_string(), ..to.clone() };
+    let (request, answer) = tokio::join!(answer_once(&between, b"HTTP/1.1 502 Bad Gateway\r\n\r\n"), peers.ask(&detour, ask));
+    assert!(reason(answer).contains("502"));
+    request
+}
+
+/// A machine whose wall clock is off by so many milliseconds.
+pub(crate) fn with_clock_off(millis: i64) -> Runtime {
+    Runtime::new(Arc::new(Off { world: Runtime::real().world().clone(), millis }))
+}
+
+struct Off {
+    world: Arc<dyn World>,
+    millis: i64,
+}
+
+impl World for Off {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(self.world.now().as_millis() + self.millis)
+    }
+
+    fn monotonic(&self) -> Monotonic {
+        self.world.monotonic()
+    }
+
+    fn sleep_until(&self, at: Monotonic) -> BoxFuture<'static, ()> {
+        self.world.sleep_until(at)
+    }
+
+    fn random(&self) -> u64 {
+        self.world.random()
+    }
+
+    fn spawn(&self, name: &'static str, place: Place, future: BoxFuture<'static, ()>) -> TaskHandle {
+        self.world.spawn(name, place, future)
+    }
+
+    fn disk(&self) -> Arc<dyn Disk> {
+        self.world.disk()
+    }
+
+    fn halt(&self, reason: &str) {
+        self.world.halt(reason);
+    }
+}
