@@ -271,6 +271,8 @@ fn describe(error: &(dyn Error + 'static)) -> Reason {
     shortened(last.to_string().as_bytes())
 }
 
+const BROKEN_OFF: &str = "connection closed before the answer was complete";
+
 fn name_io(error: &io::Error) -> Option<&'static str> {
     // ENFILE and EMFILE, which have no kind of their own.
     if let Some(23 | 24) = error.raw_os_error() {
@@ -283,13 +285,14 @@ fn name_io(error: &io::Error) -> Option<&'static str> {
         io::ErrorKind::BrokenPipe => "connection closed while the ask was being sent",
         io::ErrorKind::HostUnreachable => "host unreachable",
         io::ErrorKind::NetworkUnreachable => "network unreachable",
+        io::ErrorKind::UnexpectedEof => BROKEN_OFF,
         _ => return None,
     })
 }
 
 fn name_hyper(error: &hyper::Error) -> Option<&'static str> {
     if error.is_incomplete_message() {
-        return Some("connection closed before the answer was complete");
+        return Some(BROKEN_OFF);
     }
     if error.is_parse_too_large() {
         return Some("the head of its answer is too large");

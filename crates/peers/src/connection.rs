@@ -1,7 +1,7 @@
 //! One connection: HTTP/1.1, and an eye on whether anything goes on.
 //!
-//! Always true here: a connection that has not proved that it is a member's is closed within the read timeout, or with
-//! its first answer.
+//! Always true here: a connection that has not proved that it is a member's is closed with its first answer, or within
+//! about the read timeout.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -45,8 +45,10 @@ pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream, drain: Cance
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), answering));
     let mut stop = pin!(drain.cancelled());
     let mut is_draining = false;
+    // The end may come nearer while this sleeps.
+    let period = service.options.idle_timeout.min(service.options.read_timeout);
     loop {
-        let idle = pin!(service.runtime.sleep_until(watch.look_again_at(service.options.idle_timeout)));
+        let idle = pin!(service.runtime.sleep_until(watch.look_again_at(period)));
         let stop = async {
             if is_draining {
                 std::future::pending::<()>().await;
@@ -104,8 +106,9 @@ impl<'a> Watch<'a> {
         Monotonic::from_start(Duration::from_millis(self.until_millis.load(Ordering::Relaxed)))
     }
 
-    fn look_again_at(&self, idle_timeout: Duration) -> Monotonic {
-        if self.is_busy.load(Ordering::Relaxed) { self.runtime.monotonic() + idle_timeout } else { self.until() }
+    fn look_again_at(&self, period: Duration) -> Monotonic {
+        let next = self.runtime.monotonic() + period;
+        if self.is_busy.load(Ordering::Relaxed) { next } else { next.min(self.until()) }
     }
 
     fn is_over(&self) -> bool {

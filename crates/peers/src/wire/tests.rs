@@ -262,18 +262,18 @@ struct LaterNamed<'a> {
 #[derive(Encode)]
 enum LaterAsk<'a> {
     #[n(1)]
-    Put(#[b(0)] LaterNamed<'a>),
+    Put(#[b(0)] Box<LaterNamed<'a>>),
     #[n(99)]
     Dance,
 }
 
-type SpecForm<'a> = super::schedule::Spec<'a>;
+type SpecForm<'a> = schedule::Spec<'a>;
 
 #[test]
 fn a_field_of_a_later_build_is_skipped_and_an_ask_of_one_is_refused() {
     let named = an_ask_to_put();
     let (tenant, id, spec) = (named.tenant.0, named.id.as_str(), SpecForm::of(&named.spec));
-    let later = LaterAsk::Put(LaterNamed { tenant, id, spec, hurry: Some(vec![1, 2]) });
+    let later = LaterAsk::Put(Box::new(LaterNamed { tenant, id, spec, hurry: Some(vec![1, 2]) }));
     assert_eq!(decode_ask(&encode(later)).unwrap(), Ask::Put(named.clone()));
     assert!(matches!(decode_ask(&encode(LaterAsk::Dance)), Err(Malformed::Form(_))));
 }

@@ -61,7 +61,10 @@ impl Default for Setup {
 }
 
 impl Answering {
-    pub(crate) async fn start(setup: Setup, handler: impl Fn(Ask) -> BoxFuture<'static, Reply> + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(
+        setup: Setup,
+        handler: impl Fn(Ask) -> BoxFuture<'static, Reply> + Send + Sync + 'static,
+    ) -> Self {
         let listener = Listener::bind(&setup.runtime, setup.address, setup.options).await.unwrap();
         let address = listener.local_addr();
         let me = member(address).id;
@@ -72,7 +75,8 @@ impl Answering {
             handler(ask)
         });
         let secret = ClusterSecret::new(&setup.secret);
-        let serving = listener.serve_until(secret, Arc::new(move |id| id == me), handler, stop.clone().cancelled_owned());
+        let serving =
+            listener.serve_until(secret, Arc::new(move |id| id == me), handler, stop.clone().cancelled_owned());
         let ended = Runtime::real().spawn("listener", serving).end;
         Answering { address, stop, asked, ended }
     }
@@ -159,7 +163,8 @@ pub(crate) fn fitting(ask: &Ask) -> Reply {
 pub(crate) async fn answer_once(listener: &TcpListener, answer: &[u8]) -> Vec<u8> {
     let (mut stream, _) = listener.accept().await.unwrap();
     let request = read_message(&mut stream).await;
-    stream.write_all(answer).await.unwrap();
+    // Who has read enough may close before the end.
+    let _may_fail = stream.write_all(answer).await;
     request
 }
 
@@ -183,16 +188,21 @@ fn is_whole(message: &[u8]) -> bool {
 
 /// What is answered to these bytes.
 pub(crate) async fn sent_raw(address: SocketAddr, request: &[u8]) -> String {
+    String::from_utf8_lossy(&sent_raw_bytes(address, request).await).into_owned()
+}
+
+pub(crate) async fn sent_raw_bytes(address: SocketAddr, request: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(request).await.unwrap();
-    String::from_utf8_lossy(&read_message(&mut stream).await).into_owned()
+    read_message(&mut stream).await
 }
 
 /// The bytes of a genuine request for `to`, which it does not get.
 pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member, ask: Ask) -> Vec<u8> {
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let detour = Member { address: between.local_addr().unwrap().to_string(), ..to.clone() };
-    let (request, answer) = tokio::join!(answer_once(&between, b"HTTP/1.1 502 Bad Gateway\r\n\r\n"), peers.ask(&detour, ask));
+    let (request, answer) =
+        tokio::join!(answer_once(&between, b"HTTP/1.1 502 Bad Gateway\r\n\r\n"), peers.ask(&detour, ask));
     assert!(reason(answer).contains("502"));
     request
 }
