@@ -1,0 +1,162 @@
+//! How many asks a second go through over loopback, and how long one takes, beside a bare hyper echo in the same run.
+//!
+//! `cargo run --release -p peers --example rate`. The asking and the answering side share this machine's cores; the echo has neither
+//! proofs nor forms, and sends the create's bytes as they are.
+
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use coordination::{Member, MemberId};
+use domain::retry::RetryPolicy;
+use domain::{HttpTarget, ScheduleId, Spec, Target, TenantId, Timestamp, When};
+use futures_util::future::{BoxFuture, join_all};
+use hdrhistogram::Histogram;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioIo;
+use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
+use runtime::Runtime;
+use scheduler::peers::Named;
+use scheduler::{Ask, CreateRefusal, Peers, Reply};
+use tokio::net::TcpListener;
+
+const TIME: Duration = Duration::from_secs(3);
+
+/// One ask, to its end.
+type Once = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
+
+#[tokio::main]
+async fn main() {
+    let runtime = Runtime::real();
+    let to = answering(&runtime).await;
+    let echo = echo(&runtime).await;
+    let peers = Arc::new(HttpPeers::new(&runtime, ClusterSecret::new(&[7; 32]), "rate", PeersOptions::default()));
+    let ask = |ask: Ask| -> Once {
+        let (peers, to) = (peers.clone(), to.clone());
+        Arc::new(move || {
+            let asked = peers.ask(&to, ask.clone());
+            Box::pin(async move { drop(asked.await.unwrap()) })
+        })
+    };
+    let client = Client::builder(Executor(runtime.clone())).build_http::<Full<Bytes>>();
+    let bare = |bytes: usize| -> Once {
+        let (client, body) = (client.clone(), Bytes::from(vec![b'x'; bytes]));
+        Arc::new(move || {
+            let request = Request::post(format!("http://{echo}/")).body(Full::new(body.clone())).unwrap();
+            let asked = client.request(request);
+            Box::pin(async move { drop(asked.await.unwrap().into_body().collect().await.unwrap()) })
+        })
+    };
+    println!("| what | tasks | a second | p50 | p99 |\n|---|---|---|---|---|");
+    for tasks in [1, 16, 64] {
+        measure(&runtime, "bare echo, 3 bytes", tasks, &bare(3)).await;
+        measure(&runtime, "nudge", tasks, &ask(Ask::Nudge)).await;
+        measure(&runtime, "bare echo, 1 KB", tasks, &bare(1_150)).await;
+        measure(&runtime, "create of 1 KB", tasks, &ask(Ask::Create(vec![named()]))).await;
+    }
+}
+
+async fn measure(runtime: &Runtime, what: &str, tasks: usize, once: &Once) {
+    let end = runtime.monotonic() + TIME;
+    let asking = (0..tasks).map(|_| {
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let (runtime, once) = (runtime.clone(), once.clone());
+        drop(runtime.clone().spawn("asking", async move {
+            let mut micros = Histogram::<u64>::new(3).unwrap();
+            while runtime.monotonic() < end {
+                let begin = runtime.monotonic();
+                once().await;
+                micros.saturating_record(u64::try_from(runtime.monotonic().since(begin).as_micros()).unwrap());
+            }
+            tell.send(micros).unwrap();
+        }));
+        told
+    });
+    let mut all = Histogram::<u64>::new(3).unwrap();
+    for micros in join_all(asking.collect::<Vec<_>>()).await {
+        all.add(micros.unwrap()).unwrap();
+    }
+    let (p50, p99) = (all.value_at_quantile(0.5), all.value_at_quantile(0.99));
+    println!("| {what} | {tasks} | {} | {p50} us | {p99} us |", all.len() / TIME.as_secs());
+}
+
+async fn answering(runtime: &Runtime) -> Member {
+    let options = ListenerOptions::default();
+    let listener = Listener::bind(runtime, "127.0.0.1:0".parse().unwrap(), options).await.unwrap();
+    let member = Member {
+        id: MemberId(1),
+        name: "answering".to_owned(),
+        address: listener.local_addr().to_string(),
+        owns: true,
+        build: String::new(),
+    };
+    let handler: peers::Handler = Arc::new(|ask| {
+        Box::pin(async move {
+            match ask {
+                Ask::Create(all) => Reply::Created(vec![Err(CreateRefusal::Exists); all.len()]),
+                _ => Reply::Heard,
+            }
+        })
+    });
+    let secret = ClusterSecret::new(&[7; 32]);
+    let stop = std::future::pending::<()>();
+    drop(runtime.spawn("listener", listener.serve_until(secret, Arc::new(|_| true), handler, stop)));
+    member
+}
+
+async fn echo(runtime: &Runtime) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tasks = runtime.clone();
+    let serving = async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            stream.set_nodelay(true).unwrap();
+            let service = hyper::service::service_fn(|request: Request<Incoming>| async {
+                let _body = request.into_body().collect().await.unwrap();
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"abc"))))
+            });
+            let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+            drop(tasks.spawn("echo", async move { drop(connection.await) }));
+        }
+    };
+    drop(runtime.spawn("echo", serving));
+    address
+}
+
+#[derive(Clone)]
+struct Executor(Runtime);
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executor {
+    fn execute(&self, future: F) {
+        drop(self.0.spawn("connection", future));
+    }
+}
+
+fn named() -> Named {
+    let target = HttpTarget {
+        url: "https://example.org/hook".to_owned(),
+        method: "POST".to_owned(),
+        headers: Vec::new(),
+        timeout: Duration::from_secs(10),
+    };
+    Named {
+        tenant: TenantId(1),
+        id: ScheduleId::new("order-17").unwrap(),
+        spec: Spec {
+            when: When::At(Timestamp::from_millis(1_800_000_000_123)),
+            target: Target::Http(target),
+            payload: Bytes::from(vec![b'x'; 1_024]),
+            labels: BTreeMap::new(),
+            retry: RetryPolicy::default(),
+        },
+    }
+}
