@@ -27,6 +27,30 @@ pub(crate) fn signing_secret_path(data: &Path) -> PathBuf {
     data.join("signing.secret")
 }
 
+/// The cluster that this data folder is of, if it has been of one.
+///
+/// # Errors
+/// If the file is there and cannot be read.
+pub(crate) fn known_cluster(data: &Path) -> anyhow::Result<Option<String>> {
+    let path = data.join("cluster.id");
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// From now on the data folder is of this cluster.
+///
+/// # Errors
+/// If the folder cannot be written.
+pub(crate) fn know_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
+    if known_cluster(data)?.is_none() {
+        write_secret(&data.join("cluster.id"), &format!("{cluster}\n"))?;
+    }
+    Ok(())
+}
+
 /// Makes the tenant `default` if the store has no tenant yet. Whether it did.
 ///
 /// # Errors

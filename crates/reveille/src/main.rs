@@ -1,14 +1,18 @@
 //! The binary: configuration, wiring, and the tools around the service. The only crate that names engines.
 
+mod admin;
 mod bench;
+mod cluster;
 mod console;
 mod control;
 mod demo;
+mod engine;
 mod identity;
 mod maintenance;
 mod receiver;
 mod serve;
 mod service;
+mod transfer;
 mod wire;
 
 use std::io::{self, IsTerminal, Write};
@@ -39,7 +43,7 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Run the service, with its data on this machine's disk
+    /// Run the service, with its data on this machine's disk or in a database that several share
     Serve(serve::ServeArguments),
     /// See it work: a server, a receiver and some schedules, with nothing to set up
     Demo {
@@ -49,6 +53,16 @@ enum Command {
     },
     /// Print each callback that arrives
     Receiver(receiver::ReceiverArguments),
+    /// Care for the database that a cluster's data is in
+    #[command(subcommand)]
+    Store(admin::StoreCommand),
+    /// See how a cluster does
+    #[command(subcommand)]
+    Cluster(admin::ClusterCommand),
+    /// Copy what is in a data folder to a database, so that a cluster goes on with it
+    Export(transfer::TransferArguments),
+    /// Copy what is in a database to a data folder, so that one process goes on with it
+    Import(transfer::TransferArguments),
     /// Copy the data of a server, while it runs or not
     Backup(maintenance::BackupArguments),
     /// Make a data folder from a backup
@@ -101,6 +115,10 @@ async fn obey(command: Command) -> anyhow::Result<()> {
         Command::Serve(arguments) => serve::serve(&runtime, &arguments).await,
         Command::Demo { seconds } => demo::run(&runtime, Duration::from_secs(seconds)).await,
         Command::Receiver(arguments) => receiver::print(&runtime, &arguments).await,
+        Command::Store(command) => admin::store(&runtime, &command).await,
+        Command::Cluster(command) => admin::cluster(&runtime, &command).await,
+        Command::Export(arguments) => transfer::export(&runtime, &arguments).await,
+        Command::Import(arguments) => transfer::import(&runtime, &arguments).await,
         Command::Backup(arguments) => maintenance::backup(&runtime, &arguments).await,
         Command::Restore(arguments) => maintenance::restore(&runtime, &arguments).await,
         Command::Check(arguments) => maintenance::check(&runtime, &arguments).await,

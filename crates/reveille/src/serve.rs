@@ -10,13 +10,19 @@ use clap::builder::RangedU64ValueParser;
 use runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::cluster::MemberArguments;
+use crate::engine::EngineArguments;
 use crate::receiver::{self, Printer, Receiver};
 use crate::service::{Options, Service};
 use crate::{console, identity};
 
 #[derive(Args, Debug)]
 pub(crate) struct ServeArguments {
-    /// The data folder, made at the first start
+    #[command(flatten)]
+    engine: EngineArguments,
+    #[command(flatten)]
+    member: MemberArguments,
+    /// The data folder, made at the first start; with --store, for this member's keys only
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
     /// Where requests are answered
@@ -44,9 +50,11 @@ fn at_least_one() -> RangedU64ValueParser<usize> {
 }
 
 impl ServeArguments {
-    fn options(&self) -> Options {
-        Options {
+    fn options(&self) -> anyhow::Result<Options> {
+        Ok(Options {
             data: self.data.clone(),
+            engine: self.engine.engine()?,
+            member: self.member.clone(),
             server: server::Options { listen: self.listen, ..server::Options::default() },
             scheduler: scheduler::Options {
                 in_flight_per_target: self.in_flight_per_target,
@@ -55,13 +63,13 @@ impl ServeArguments {
                 ..scheduler::Options::default()
             },
             ..Options::default()
-        }
+        })
     }
 }
 
 pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyhow::Result<()> {
     let stop = stop_signal()?;
-    let service = Service::start(runtime, arguments.options()).await?;
+    let service = Service::start(runtime, arguments.options()?).await?;
     let receiver = if arguments.no_receiver { None } else { try_receiver(runtime, arguments.receiver).await };
     tracing::info!(address = %service.address, data = %arguments.data.display(), "ready");
     if let Some(receiver) = &receiver {
@@ -88,6 +96,10 @@ async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver>
 
 fn welcome(service: &Service, data: &Path, receiver: &Receiver) -> anyhow::Result<()> {
     let key = identity::admin_key_path(data);
+    if !key.exists() {
+        // A member of a cluster: the key lies where its schema was made.
+        return Ok(());
+    }
     let key = key.display();
     let made = if service.is_new { format!("a key for the tenant `default` is in {key}\n") } else { String::new() };
     let (address, receiver) = (service.address, receiver.address);

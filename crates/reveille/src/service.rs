@@ -9,25 +9,32 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use callback::HttpDeliver;
+use peers::{ClusterSecret, Listener};
 use runtime::{Runtime, TaskSet};
 use scheduler::Scheduler;
 use server::Server;
 use store_embedded::EmbeddedStore;
+use store_postgres::PostgresStore;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
+use crate::cluster::{self, MemberArguments, Role};
+use crate::engine::{Engine, PostgresEngine};
 use crate::{control, identity};
 
 /// What an operator may set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
     pub(crate) data: PathBuf,
+    pub(crate) engine: Engine,
+    pub(crate) member: MemberArguments,
     pub(crate) server: server::Options,
     pub(crate) scheduler: scheduler::Options,
     pub(crate) callback: callback::Options,
     pub(crate) store: store_embedded::Options,
 }
 
-/// Where the store lies in a data folder; beside it are the keys and the operator's socket.
+/// Where the embedded store lies in a data folder; beside it are the keys and the operator's socket.
 pub(crate) fn store_path(data: &Path) -> PathBuf {
     data.join("store")
 }
@@ -38,10 +45,21 @@ pub(crate) struct Service {
     pub(crate) is_new: bool,
     server: Server,
     scheduler: Scheduler,
-    store: Arc<EmbeddedStore>,
+    store: Standing,
     tasks: TaskSet,
-    /// Dropped, it ends the taking of orders.
-    orders: watch::Sender<()>,
+}
+
+/// What the service stands on.
+enum Standing {
+    Embedded {
+        store: Arc<EmbeddedStore>,
+        /// Dropped, it ends the taking of orders.
+        orders: watch::Sender<()>,
+    },
+    Postgres {
+        store: Arc<PostgresStore>,
+        stop_peers: CancellationToken,
+    },
 }
 
 impl Service {
@@ -52,15 +70,31 @@ impl Service {
     pub(crate) async fn start(runtime: &Runtime, options: Options) -> anyhow::Result<Self> {
         let data = &options.data;
         make_private(data).with_context(|| format!("cannot make the data folder {}", data.display()))?;
+        match &options.engine {
+            Engine::Embedded => Service::start_embedded(runtime, &options).await,
+            Engine::Postgres(engine) => Service::start_member(runtime, engine, &options).await,
+        }
+    }
+
+    async fn start_embedded(runtime: &Runtime, options: &Options) -> anyhow::Result<Self> {
+        let data = &options.data;
         let tasks = TaskSet::new(runtime);
         let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store.clone()).await;
         let store = Arc::new(opened.map_err(|error| explain_open(error, data))?);
-        match Front::start(runtime, &store, &options).await {
-            Ok(Front { is_new, server, scheduler }) => {
+        let front = async {
+            let is_new = identity::make_first_tenant(runtime, &*store, data, options.scheduler.pollers).await?;
+            let deliver = Arc::new(deliver(runtime, options)?);
+            let started = Scheduler::start(runtime, store.clone(), deliver, options.scheduler.clone()).await;
+            let scheduler = started.context("cannot take over the schedules")?;
+            Ok((is_new, bind(runtime, &scheduler, options).await?, scheduler))
+        };
+        match front.await {
+            Ok((is_new, server, scheduler)) => {
                 let (orders, stopped) = watch::channel(());
                 control::listen(runtime, &tasks, data, store.clone(), stopped);
                 let address = server.local_addr();
-                Ok(Service { address, is_new, server, scheduler, store, tasks, orders })
+                let store = Standing::Embedded { store, orders };
+                Ok(Service { address, is_new, server, scheduler, store, tasks })
             }
             Err(error) => {
                 // The store's threads must not be there when the clock that they wait by is gone.
@@ -71,44 +105,68 @@ impl Service {
         }
     }
 
+    async fn start_member(runtime: &Runtime, engine: &PostgresEngine, options: &Options) -> anyhow::Result<Self> {
+        let tasks = TaskSet::new(runtime);
+        let store = cluster::open(runtime, &tasks, engine, &options.data).await?;
+        let deliver = Arc::new(deliver(runtime, options)?);
+        let joined = cluster::join(runtime, engine, &options.member, &store, deliver, options.scheduler.clone());
+        let cluster::Member { scheduler, listener } = joined.await?;
+        let stop_peers = CancellationToken::new();
+        let secret = cluster::secret(&store)?;
+        tasks.spawn("peers", answer_peers(listener, secret, scheduler.clone(), stop_peers.clone()));
+        let server = bind(runtime, &scheduler, options).await?;
+        let address = server.local_addr();
+        let store = Standing::Postgres { store, stop_peers };
+        Ok(Service { address, is_new: false, server, scheduler, store, tasks })
+    }
+
     /// Serves until `stop` resolves, then stops in order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
         self.server.serve_until(stop).await;
         tracing::info!("stopping: no new callbacks are started, those under way are waited for");
         self.scheduler.stop().await;
-        drop(self.orders);
-        self.store.close().await;
+        match self.store {
+            Standing::Embedded { store, orders } => {
+                drop(orders);
+                store.close().await;
+            }
+            Standing::Postgres { store, stop_peers } => {
+                stop_peers.cancel();
+                store.close();
+            }
+        }
         self.tasks.join().await;
     }
 }
 
-/// What stands before the store.
-struct Front {
-    is_new: bool,
-    server: Server,
-    scheduler: Scheduler,
+async fn answer_peers(listener: Listener, secret: ClusterSecret, scheduler: Scheduler, stop: CancellationToken) {
+    let asked = scheduler.clone();
+    let is_me: peers::IsMe = Arc::new(move |id| asked.is_member(id));
+    let handler: peers::Handler = Arc::new(move |ask| {
+        let scheduler = scheduler.clone();
+        Box::pin(async move { scheduler.answer(ask).await })
+    });
+    listener.serve_until(secret, is_me, handler, async move { stop.cancelled().await }).await;
 }
 
-impl Front {
-    /// If it fails, nothing of it runs any more.
-    async fn start(runtime: &Runtime, store: &Arc<EmbeddedStore>, options: &Options) -> anyhow::Result<Self> {
-        let Options { data, server, scheduler, callback, .. } = options.clone();
-        let is_new = identity::make_first_tenant(runtime, &**store, &data, scheduler.pollers).await?;
-        let deliver = HttpDeliver::new(runtime, callback).context("cannot start the side that calls back")?;
-        let started = Scheduler::start(runtime, store.clone(), Arc::new(deliver), scheduler).await;
-        let scheduler = started.context("cannot take over the schedules")?;
-        match Server::bind(runtime.clone(), scheduler.clone(), server).await {
-            Ok(server) => Ok(Front { is_new, server, scheduler }),
-            Err(error) => {
-                scheduler.stop().await;
-                Err(error.into())
-            }
+fn deliver(runtime: &Runtime, options: &Options) -> anyhow::Result<HttpDeliver> {
+    HttpDeliver::new(runtime, options.callback.clone()).context("cannot start the side that calls back")
+}
+
+/// If it fails, the scheduler has stopped.
+async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> anyhow::Result<Server> {
+    let server = server::Options { answers_users: options.member.has(Role::Api), ..options.server.clone() };
+    match Server::bind(runtime.clone(), scheduler.clone(), server).await {
+        Ok(server) => Ok(server),
+        Err(error) => {
+            scheduler.stop().await;
+            Err(error.into())
         }
     }
 }
 
 /// Schedules hold other people's payloads: the folder is for its owner only.
-fn make_private(data: &Path) -> std::io::Result<()> {
+pub(crate) fn make_private(data: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(data)
 }

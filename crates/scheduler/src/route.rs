@@ -39,6 +39,11 @@ impl Router {
         Router { shared, changes, cluster, nudging: Arc::default() }
     }
 
+    pub(crate) fn is_member(&self, id: MemberId) -> bool {
+        let lease = self.cluster.as_ref().and_then(|cluster| cluster.membership.lease());
+        lease.is_some_and(|lease| lease.member() == id)
+    }
+
     pub(crate) async fn create(&self, requests: Vec<Create>) -> Result<Vec<Created>, StoreError> {
         if self.cluster.is_none() {
             return self.create_here(requests).await;

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use coordination::Ownership;
 use coordination::membership::{self, Profile};
+use coordination::{MemberId, Ownership};
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{Incarnation, Occurrence, Schedule, ScheduleId, ShardId, Spec, TenantId, Timestamp};
@@ -192,6 +192,12 @@ impl Scheduler {
     /// What another member asks of this one.
     pub async fn answer(&self, ask: Ask) -> Reply {
         self.router.answer(ask).await
+    }
+
+    /// Whether this member's present session has this id.
+    #[must_use]
+    pub fn is_member(&self, id: MemberId) -> bool {
+        self.router.is_member(id)
     }
 
     /// The tenant and key that `key_id` names.

@@ -63,7 +63,7 @@ async fn handler(runtime: &Runtime, name: &str, arguments: &[&str], size: Size, 
     const READY_MAX: Duration = Duration::from_secs(60);
     let log = folder.join("limit.log");
     let arguments: Vec<&str> = ["bench", "limit-handler"].iter().chain(arguments).copied().collect();
-    let process = Process::start(runtime, &arguments, free_address()?, "/readyz", &log, READY_MAX).await?;
+    let process = Process::start(runtime, &arguments, &[], free_address()?, "/readyz", &log, READY_MAX).await?;
     let head = Head { host: process.address, key: "none.none".to_owned(), content_type: "application/json" };
     let schedules = schedules_far(runtime);
     let plan = Plan {
@@ -93,7 +93,7 @@ async fn client(runtime: &Runtime, size: Size, folder: &Path) -> anyhow::Result<
     let connections = size.connections.to_string();
     let target = receiver.address.to_string();
     let arguments = ["bench", "limit-client", "--target", &target, "--connections", &connections];
-    let process = Process::start(runtime, &arguments, free_address()?, "/", &log, Duration::from_secs(10)).await?;
+    let process = Process::start(runtime, &arguments, &[], free_address()?, "/", &log, Duration::from_secs(10)).await?;
     let meter = Meter::start(runtime, Some(process.pid));
     let (before, started) = (arrivals.count(), runtime.monotonic());
     runtime.sleep(size.duration).await;

@@ -23,7 +23,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts `reveille <arguments> --listen <address>` with its output in `log`, and waits until `path` is answered
+    /// Starts `reveille <arguments> --listen <address>`, what is secret in its environment and its output in `log`, and waits until `path` is answered
     /// with 200.
     ///
     /// # Errors
@@ -31,6 +31,7 @@ impl Process {
     pub(crate) async fn start(
         runtime: &Runtime,
         arguments: &[&str],
+        environment: &[(&str, &str)],
         address: SocketAddr,
         path: &str,
         log: &Path,
@@ -42,6 +43,7 @@ impl Process {
         let listen = address.to_string();
         let mut child = Command::new(program)
             .args(arguments)
+            .envs(environment.iter().copied())
             .args(["--listen", &listen, "--ends-with-parent"])
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)

@@ -11,6 +11,7 @@ use runtime::Runtime;
 
 use crate::bench::message::Head;
 use crate::bench::process::{Process, disk_bytes, free_address};
+use crate::engine::Url;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArguments {
@@ -20,6 +21,9 @@ pub(crate) struct ServerArguments {
     /// The file with the key for `--url`
     #[arg(long)]
     key_file: Option<PathBuf>,
+    /// The database of the server that is started, postgres://…, instead of the trial's folder
+    #[arg(long, conflicts_with = "url")]
+    store: Option<Url>,
     /// The server's threads that run tasks [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     server_threads: Option<u16>,
@@ -32,6 +36,7 @@ pub(crate) struct Server {
     process: Option<Process>,
     folder: PathBuf,
     threads: Option<u16>,
+    store: Option<Url>,
 }
 
 /// A large data folder takes its time to open; more than this is a failure.
@@ -51,10 +56,14 @@ impl Server {
                 process: None,
                 folder: folder.to_owned(),
                 threads: None,
+                store: None,
             });
         }
         let address = free_address()?;
-        let process = spawn(runtime, folder, address, arguments.server_threads).await?;
+        if let Some(store) = &arguments.store {
+            migrate(store, &data(folder)).await?;
+        }
+        let process = spawn(runtime, folder, address, arguments.server_threads, arguments.store.as_ref()).await?;
         let key = read_key(&data(folder).join("admin.key"))?;
         Ok(Server {
             address,
@@ -62,6 +71,7 @@ impl Server {
             process: Some(process),
             folder: folder.to_owned(),
             threads: arguments.server_threads,
+            store: arguments.store.clone(),
         })
     }
 
@@ -98,7 +108,7 @@ impl Server {
 
     async fn start_again(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         let started = runtime.monotonic();
-        self.process = Some(spawn(runtime, &self.folder, self.address, self.threads).await?);
+        self.process = Some(spawn(runtime, &self.folder, self.address, self.threads, self.store.as_ref()).await?);
         Ok(runtime.monotonic().since(started))
     }
 
@@ -118,7 +128,28 @@ pub(crate) fn data(folder: &Path) -> PathBuf {
     folder.join("data")
 }
 
-async fn spawn(runtime: &Runtime, folder: &Path, address: SocketAddr, threads: Option<u16>) -> anyhow::Result<Process> {
+/// Makes the schema in a database, and the tenant with its key in the trial's folder.
+async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
+    let mut command = tokio::process::Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(["store", "migrate", "--data"]).arg(data).env("REVEILLE_STORE", store.as_str());
+    let output = command.output().await.context("cannot start `reveille store migrate`")?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+    let key = data.join("admin.key");
+    ensure!(
+        key.exists(),
+        "the database has a tenant, whose key is not in {}: name the folder of the trial that made it with --data, or another database",
+        key.display()
+    );
+    Ok(())
+}
+
+async fn spawn(
+    runtime: &Runtime,
+    folder: &Path,
+    address: SocketAddr,
+    threads: Option<u16>,
+    store: Option<&Url>,
+) -> anyhow::Result<Process> {
     let data = data(folder);
     let threads = threads.map(|threads| threads.to_string());
     let mut arguments =
@@ -126,7 +157,8 @@ async fn spawn(runtime: &Runtime, folder: &Path, address: SocketAddr, threads: O
     if let Some(threads) = &threads {
         arguments.extend(["--threads", threads]);
     }
-    Process::start(runtime, &arguments, address, "/readyz", &folder.join("serve.log"), READY_MAX).await
+    let environment: Vec<(&str, &str)> = store.map(|store| ("REVEILLE_STORE", store.as_str())).into_iter().collect();
+    Process::start(runtime, &arguments, &environment, address, "/readyz", &folder.join("serve.log"), READY_MAX).await
 }
 
 fn read_key(path: &Path) -> anyhow::Result<String> {

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
 mod client;
+mod cluster;
 mod crash;
 mod durability;
 mod first_start;

@@ -1,0 +1,254 @@
+//! `reveille store` and `reveille cluster`: an operator's care for a cluster and its database.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use coordination::{MemberId, Ownership, View};
+use coordination_postgres::PostgresCoordination;
+use domain::id::SHARDS;
+use domain::{PollerId, ShardId, Term, Timestamp};
+use runtime::{Runtime, TaskSet};
+use serde::Serialize;
+use store::{DueBound, DueRead, Store};
+use store_postgres::PostgresStore;
+
+use crate::engine::{EngineArguments, PostgresEngine};
+use crate::{console, identity, service};
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum StoreCommand {
+    /// Make the schema in a database, or bring an older one to what this build needs
+    Migrate(MigrateArguments),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct MigrateArguments {
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// Where the key of the first tenant is put, if this makes it
+    #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
+    data: PathBuf,
+}
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum ClusterCommand {
+    /// Who is there, who owns which shards, and how far behind they are
+    Status(StatusArguments),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatusArguments {
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// A line for each shard, too
+    #[arg(long)]
+    shards: bool,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Pollers that one read of due rows is asked for.
+const READS_PER_CALL: usize = 256;
+/// How long a status waits for the engine of coordination, whatever the members' lease is.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) async fn store(runtime: &Runtime, command: &StoreCommand) -> anyhow::Result<()> {
+    match command {
+        StoreCommand::Migrate(arguments) => migrate(runtime, arguments).await,
+    }
+}
+
+pub(crate) async fn cluster(runtime: &Runtime, command: &ClusterCommand) -> anyhow::Result<()> {
+    match command {
+        ClusterCommand::Status(arguments) => status(runtime, arguments).await,
+    }
+}
+
+async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Result<()> {
+    let engine = arguments.engine.postgres()?;
+    make_schema(runtime, &engine).await?;
+    with_store(runtime, &engine, async |store| {
+        let data = &arguments.data;
+        if store.tenants().await.context("cannot read the tenants")?.is_empty() {
+            service::make_private(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+            let pollers = scheduler::Options::default().pollers;
+            identity::make_first_tenant(runtime, store, data, pollers).await?;
+            let key = identity::admin_key_path(data);
+            console::line(&format!("made the tenant `default`; its key is in {}", key.display()))?;
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// Makes the schemas of store and coordination, or brings older ones to what this build needs.
+///
+/// # Errors
+/// If a database cannot be reached, or refuses.
+pub(crate) async fn make_schema(runtime: &Runtime, engine: &PostgresEngine) -> anyhow::Result<()> {
+    let options = engine.store_options();
+    let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;
+    let migrated = migrated.context("cannot migrate the store")?;
+    let coordination = engine.coordination_options(PATIENCE);
+    let coordinated = coordination_postgres::migrate(runtime, engine.coordination.as_str(), &coordination).await;
+    coordinated.context("the store is migrated, and its coordination cannot be")?;
+    console::line(&match migrated.from {
+        None => format!("made the schema, version {}, of the cluster {}", migrated.to, migrated.cluster),
+        Some(from) if from < migrated.to => format!("migrated the schema from version {from} to {}", migrated.to),
+        Some(_) => format!("the schema is there, version {}, of the cluster {}", migrated.to, migrated.cluster),
+    })?;
+    Ok(())
+}
+
+pub(crate) async fn with_store<T>(
+    runtime: &Runtime,
+    engine: &PostgresEngine,
+    work: impl AsyncFnOnce(&PostgresStore) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let tasks = TaskSet::new(runtime);
+    let opened = PostgresStore::open(runtime, &tasks, engine.store.as_str(), engine.store_options()).await;
+    let store = opened.context("cannot open the store")?;
+    let done = work(&store).await;
+    store.close();
+    tasks.join().await;
+    done
+}
+
+/// What `status` tells; instants as RFC 3339 are for people, this is for scripts.
+#[derive(Serialize, Debug)]
+struct Status {
+    cluster: String,
+    members: Vec<MemberStatus>,
+    shards: Vec<ShardStatus>,
+    /// Of the shard that is furthest behind.
+    lag_ms: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct MemberStatus {
+    id: String,
+    name: String,
+    address: String,
+    build: String,
+    owns: bool,
+    shards: usize,
+    lag_ms: u64,
+}
+
+#[derive(Serialize, Debug)]
+struct ShardStatus {
+    shard: u16,
+    /// `null`: nobody; what is due there waits.
+    owner: Option<String>,
+    term: u64,
+    /// How long ago the first row was due that has no outcome yet.
+    lag_ms: u64,
+}
+
+async fn status(runtime: &Runtime, arguments: &StatusArguments) -> anyhow::Result<()> {
+    let engine = arguments.engine.postgres()?;
+    let options = engine.coordination_options(PATIENCE);
+    let coordination = PostgresCoordination::open(runtime, engine.coordination.as_str(), &options).await;
+    let view = coordination.context("cannot open the coordination")?.view().await.context("cannot see the members")?;
+    let status = with_store(runtime, &engine, async |store| {
+        let terms = store.terms().await.context("cannot read the terms")?;
+        let lags = lags(store, runtime.now()).await.context("cannot read what is due")?;
+        Ok(Status::new(store.cluster().id.clone(), &view, &terms, &lags))
+    })
+    .await?;
+    let text = match arguments.json {
+        true => serde_json::to_string_pretty(&status).context("a status is written as JSON")?,
+        false => status.table(arguments.shards),
+    };
+    console::line(text.trim_end()).context("cannot write the result")
+}
+
+/// For each shard with a row that is due and not done, how long it has been.
+async fn lags(store: &PostgresStore, now: Timestamp) -> anyhow::Result<BTreeMap<ShardId, Duration>> {
+    let mut pollers = Vec::new();
+    for tenant in store.tenants().await? {
+        for (generation, count) in (0..).zip(&tenant.generations) {
+            pollers.extend((0..*count).map(|number| PollerId { tenant: tenant.id, generation, number }));
+        }
+    }
+    let mut lags: BTreeMap<ShardId, Duration> = BTreeMap::new();
+    for some in pollers.chunks(READS_PER_CALL) {
+        let positions = store.positions(some.to_vec()).await?;
+        let read = |(poller, done)| DueRead { poller, after: DueBound::Instant(done), until: now, limit: 1 };
+        let dones = positions.into_iter().map(|positions| positions.done);
+        let pages = store.due(some.iter().copied().zip(dones).map(read).collect()).await?;
+        for (poller, page) in some.iter().zip(pages) {
+            if let Some(first) = page.keys.first() {
+                let lag = lags.entry(poller.shard()).or_default();
+                *lag = now.since(first.position).max(*lag);
+            }
+        }
+    }
+    Ok(lags)
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Status {
+    fn new(cluster: String, view: &View, terms: &BTreeMap<ShardId, Term>, lags: &BTreeMap<ShardId, Duration>) -> Self {
+        let owners = view.shards();
+        let lag = |shard: &ShardId| lags.get(shard).map_or(0, |lag| millis(*lag));
+        let name = |id: &MemberId| view.member(*id).map(|member| member.name.clone());
+        let members = view.members.iter().map(|member| {
+            let theirs: Vec<ShardId> =
+                owners.iter().filter(|(_, owner)| **owner == member.id).map(|(shard, _)| *shard).collect();
+            MemberStatus {
+                id: member.id.to_string(),
+                name: member.name.clone(),
+                address: member.address.clone(),
+                build: member.build.clone(),
+                owns: member.owns,
+                shards: theirs.len(),
+                lag_ms: theirs.iter().map(lag).max().unwrap_or(0),
+            }
+        });
+        let shards = (0..SHARDS).map(ShardId).map(|shard| ShardStatus {
+            shard: shard.0,
+            owner: owners.get(&shard).and_then(name),
+            term: terms.get(&shard).map_or(0, |term| term.0),
+            lag_ms: lag(&shard),
+        });
+        let lag_ms = lags.values().copied().map(millis).max().unwrap_or(0);
+        Status { cluster, members: members.collect(), shards: shards.collect(), lag_ms }
+    }
+
+    fn table(&self, with_shards: bool) -> String {
+        let mut text = format!("cluster {}\n\n", self.cluster);
+        let mut line = |columns: [&str; 6]| {
+            let [name, address, build, owns, shards, lag] = columns;
+            let line = format!("{name:<28} {address:<22} {build:<10} {owns:<6} {shards:>6} {lag:>10}");
+            writeln!(text, "{}", line.trim_end()).expect("a string takes all");
+        };
+        line(["member", "peers reach it at", "build", "owns", "shards", "lag"]);
+        for member in &self.members {
+            let owns = if member.owns { "yes" } else { "no" };
+            let (shards, lag) = (member.shards.to_string(), format!("{} ms", member.lag_ms));
+            line([&member.name, &member.address, &member.build, owns, &shards, &lag]);
+        }
+        let unowned = self.shards.iter().filter(|shard| shard.owner.is_none()).count();
+        if unowned > 0 {
+            writeln!(text, "\n{unowned} shards have no owner: what is due there waits").expect("a string takes all");
+        }
+        if with_shards {
+            writeln!(text, "\n{:>5} {:<28} {:>8} {:>10}", "shard", "owner", "term", "lag").expect("a string takes all");
+            for ShardStatus { shard, owner, term, lag_ms } in &self.shards {
+                let owner = owner.as_deref().unwrap_or("-");
+                writeln!(text, "{shard:>5} {owner:<28} {term:>8} {:>10}", format!("{lag_ms} ms"))
+                    .expect("a string takes all");
+            }
+        }
+        text
+    }
+}

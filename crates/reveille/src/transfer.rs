@@ -1,0 +1,265 @@
+//! `reveille export` and `reveille import`: from the embedded store to a database, and back.
+//!
+//! What goes along: tenants with their keys and secrets, every schedule with something due (its id, incarnation and
+//! revision, so that run ids stay), retries that are due, dead letters, and these schedules' runs. What does not: schedules
+//! that have ended and left no dead letter. Nothing is running on either side meanwhile, the source stays as it is, and
+//! the target was empty: what fails half-way is begun again on another empty one.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use coordination::Ownership;
+use coordination_postgres::PostgresCoordination;
+use domain::id::SHARDS;
+use domain::occurrence::Run;
+use domain::{
+    DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ShardId, Status, TenantId, Term, Timestamp, decide,
+};
+use runtime::{Runtime, TaskSet};
+use store::{Change, DueBound, DueRead, Insert, OwnerWrite, Store, Tenant};
+use store_embedded::EmbeddedStore;
+use store_postgres::PostgresStore;
+
+use crate::admin;
+use crate::console;
+use crate::engine::{EngineArguments, PostgresEngine};
+use crate::service::{explain_open, make_private, store_path};
+
+#[derive(Args, Debug)]
+pub(crate) struct TransferArguments {
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// The data folder of the embedded store
+    #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
+    data: PathBuf,
+}
+
+/// Rows and records that are read, and written, at a time.
+const PAGE: usize = 1_000;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Copied {
+    tenants: usize,
+    schedules: usize,
+    due: usize,
+    runs: usize,
+}
+
+/// From the data folder to the database.
+pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
+    let engine = arguments.engine.postgres()?;
+    admin::make_schema(runtime, &engine).await?;
+    let copied =
+        on_both(runtime, &engine, arguments, async |embedded, postgres| copy(embedded, postgres, "the database").await)
+            .await?;
+    tell(copied, "start members with `reveille serve --store …`; the keys that worked still do")
+}
+
+/// From the database to the data folder.
+pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
+    let engine = arguments.engine.postgres()?;
+    let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
+        copy(postgres, embedded, "the data folder").await
+    })
+    .await?;
+    tell(copied, "start the server with `reveille serve --data …`; the keys that worked still do")
+}
+
+fn tell(copied: Copied, next: &str) -> anyhow::Result<()> {
+    let Copied { tenants, schedules, due, runs } = copied;
+    let text = format!("copied {tenants} tenants, {schedules} schedules, {due} due rows and {runs} runs; {next}");
+    console::line(&text).context("cannot write the result")
+}
+
+/// Opens both, which nobody else must have open.
+async fn on_both(
+    runtime: &Runtime,
+    engine: &PostgresEngine,
+    arguments: &TransferArguments,
+    work: impl AsyncFnOnce(&EmbeddedStore, &PostgresStore) -> anyhow::Result<Copied>,
+) -> anyhow::Result<Copied> {
+    let data = &arguments.data;
+    make_private(data).with_context(|| format!("cannot make the data folder {}", data.display()))?;
+    let options = engine.coordination_options(admin::PATIENCE);
+    let coordination = PostgresCoordination::open(runtime, engine.coordination.as_str(), &options).await;
+    let view = coordination.context("cannot open the coordination")?.view().await.context("cannot see the members")?;
+    let names: Vec<&str> = view.members.iter().map(|member| member.name.as_str()).collect();
+    ensure!(names.is_empty(), "stop the members that run on the database first: {}", names.join(", "));
+    let tasks = TaskSet::new(runtime);
+    let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), store_embedded::Options::default()).await;
+    let embedded = opened.map_err(|error| explain_open(error, data))?;
+    let copied = admin::with_store(runtime, engine, async |postgres| work(&embedded, postgres).await).await;
+    embedded.close().await;
+    tasks.join().await;
+    copied
+}
+
+fn pollers_of(tenants: &[Tenant]) -> Vec<PollerId> {
+    let of = |tenant: &Tenant| {
+        let id = tenant.id;
+        let generations = (0..).zip(tenant.generations.clone());
+        generations.flat_map(move |(generation, count)| {
+            (0..count).map(move |number| PollerId { tenant: id, generation, number })
+        })
+    };
+    tenants.iter().flat_map(of).collect()
+}
+
+async fn copy(from: &dyn Store, to: &dyn Store, target: &str) -> anyhow::Result<Copied> {
+    let tenants = from.tenants().await.context("cannot read the tenants")?;
+    ensure!(!tenants.is_empty(), "there is nothing to copy: the source has no tenant");
+    ensure_empty(to, target).await?;
+    let terms = to.take((0..SHARDS).map(ShardId).collect()).await.context("cannot take the target's shards")?;
+    for tenant in &tenants {
+        to.put_tenant(tenant.clone()).await.context("cannot write a tenant")?;
+    }
+    let mut dead = BTreeSet::new();
+    for tenant in &tenants {
+        dead_letters_of(from, tenant.id, &mut dead).await?;
+    }
+    let mut copier = Copier { from, to, terms, dead, known: BTreeSet::new(), copied: Copied::default() };
+    copier.copied.tenants = tenants.len();
+    for poller in pollers_of(&tenants) {
+        copier.due_of(poller).await?;
+    }
+    copier.the_dead().await?;
+    Ok(copier.copied)
+}
+
+async fn ensure_empty(to: &dyn Store, target: &str) -> anyhow::Result<()> {
+    let pollers = pollers_of(&to.tenants().await.context("cannot read the target's tenants")?);
+    let read = |poller| DueRead { poller, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1 };
+    let pages = to.due(pollers.into_iter().map(read).collect()).await.context("cannot look at the target")?;
+    let is_empty = pages.iter().all(|page| page.keys.is_empty());
+    ensure!(is_empty, "{target} has schedules: copy to an empty one");
+    Ok(())
+}
+
+async fn dead_letters_of(from: &dyn Store, tenant: TenantId, dead: &mut BTreeSet<Occurrence>) -> anyhow::Result<()> {
+    let mut after: Option<Occurrence> = None;
+    loop {
+        let page = from.dead_letters(tenant, after, PAGE).await.context("cannot read dead letters")?;
+        let Some(last) = page.last() else { return Ok(()) };
+        after = Some(last.occurrence);
+        dead.extend(page.iter().map(|run| run.occurrence));
+    }
+}
+
+struct Copier<'a> {
+    from: &'a dyn Store,
+    to: &'a dyn Store,
+    /// Of the target, by shard.
+    terms: Vec<Term>,
+    /// Dead letters that were not redriven.
+    dead: BTreeSet<Occurrence>,
+    /// The schedules that are copied.
+    known: BTreeSet<Incarnation>,
+    copied: Copied,
+}
+
+impl Copier<'_> {
+    /// The rows of one poller that are not done, with their schedules.
+    async fn due_of(&mut self, poller: PollerId) -> anyhow::Result<()> {
+        let positions = self.from.positions(vec![poller]).await.context("cannot read positions")?;
+        let mut after = DueBound::Instant(positions.first().map_or(Timestamp::MIN, |positions| positions.done));
+        loop {
+            let read = DueRead { poller, after, until: Timestamp::MAX, limit: PAGE };
+            let page = self.from.due(vec![read]).await.context("cannot read due rows")?.pop().unwrap_or_default();
+            let Some(last) = page.keys.last() else { return Ok(()) };
+            after = DueBound::Key(*last);
+            let schedules = self.schedules(page.keys.iter().map(|key| key.occurrence.incarnation).collect()).await?;
+            self.schedules_with_runs(&schedules).await?;
+            let live: BTreeSet<Incarnation> = schedules.iter().map(|schedule| schedule.incarnation).collect();
+            let rows: Vec<(PollerId, DueKey)> = page
+                .keys
+                .iter()
+                .filter(|key| live.contains(&key.occurrence.incarnation))
+                .map(|key| (poller, *key))
+                .collect();
+            self.copied.due += rows.len();
+            self.to.place(rows).await.context("cannot write due rows")?;
+        }
+    }
+
+    /// Those that are not cancelled, each once.
+    async fn schedules(&self, incarnations: BTreeSet<Incarnation>) -> anyhow::Result<Vec<Arc<Schedule>>> {
+        let loaded = self.from.load(incarnations.into_iter().collect()).await.context("cannot read schedules")?;
+        Ok(loaded.into_iter().flatten().filter(|schedule| schedule.status != Status::Cancelled).collect())
+    }
+
+    /// Schedules that have nothing due any more, and a dead letter.
+    async fn the_dead(&mut self) -> anyhow::Result<()> {
+        let incarnations: BTreeSet<Incarnation> = self.dead.iter().map(|occurrence| occurrence.incarnation).collect();
+        let left: Vec<Incarnation> = incarnations.difference(&self.known).copied().collect();
+        for some in left.chunks(PAGE) {
+            let schedules = self.schedules(some.iter().copied().collect()).await?;
+            self.schedules_with_runs(&schedules).await?;
+        }
+        Ok(())
+    }
+
+    async fn schedules_with_runs(&mut self, schedules: &[Arc<Schedule>]) -> anyhow::Result<()> {
+        let new: Vec<&Arc<Schedule>> =
+            schedules.iter().filter(|schedule| self.known.insert(schedule.incarnation)).collect();
+        let inserts: Vec<Insert> = new.iter().map(|schedule| as_new(schedule)).collect();
+        self.copied.schedules += inserts.len();
+        self.to.insert(inserts).await.context("cannot write schedules")?;
+        for schedule in new {
+            let runs = self.runs_of(schedule).await?;
+            self.copied.runs += runs.len();
+            let of_schedule = |change| self.write_of(schedule, change);
+            let mut writes = Vec::with_capacity(runs.len());
+            for run in runs {
+                let (of, state) = (run.occurrence, run.state);
+                writes.push(of_schedule(Change::Run { run, then: None, ends: false }));
+                if state == RunState::Failed
+                    && !self.dead.contains(&of)
+                    && let Some(due) = decide::redrive(of, schedule.spec.target.key(), of.nominal)
+                {
+                    writes.push(of_schedule(Change::Redrive { of, due }));
+                }
+            }
+            if schedule.status == Status::Ended {
+                let Schedule { incarnation, revision, .. } = **schedule;
+                writes.push(of_schedule(Change::End { incarnation, revision }));
+            }
+            let answers = self.to.write(writes).await.context("cannot write runs")?;
+            let refused = answers.into_iter().find_map(Result::err);
+            ensure!(refused.is_none(), "the target refused a run of {}: {refused:?}", schedule.id);
+        }
+        Ok(())
+    }
+
+    async fn runs_of(&self, schedule: &Schedule) -> anyhow::Result<Vec<Run>> {
+        let mut runs: Vec<Run> = Vec::new();
+        loop {
+            let after = runs.last().map(|run| run.occurrence);
+            let page = self.from.runs(schedule.incarnation, after, PAGE).await.context("cannot read runs")?;
+            if page.is_empty() {
+                return Ok(runs);
+            }
+            runs.extend(page);
+        }
+    }
+
+    fn write_of(&self, schedule: &Schedule, change: Change) -> OwnerWrite {
+        let poller = schedule.poller;
+        OwnerWrite { term: self.terms[usize::from(poller.shard().0)], poller, change }
+    }
+}
+
+/// A schedule as if it were made now; one that has ended is ended after that. The row that comes with it is one that is
+/// there anyway, or, of one that has ended, comes to nothing.
+fn as_new(schedule: &Arc<Schedule>) -> Insert {
+    let mut schedule = schedule.clone();
+    let nominal = schedule.next.unwrap_or(schedule.updated_at);
+    let changed = Arc::make_mut(&mut schedule);
+    changed.status = Status::Active;
+    changed.next = Some(nominal);
+    let occurrence = Occurrence { incarnation: changed.incarnation, nominal, revision: changed.revision, replay: 0 };
+    let due = DueKey { position: nominal, occurrence, attempt: 1, target: changed.spec.target.key() };
+    Insert { schedule, due }
+}

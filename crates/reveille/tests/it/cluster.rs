@@ -1,0 +1,301 @@
+//! Several processes over one PostgreSQL: what a cluster promises, and how it refuses.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use engines::postgres;
+use serde_json::{Value, json};
+
+use crate::PATIENCE;
+use crate::client::one_shot;
+use crate::now_millis;
+use crate::receiver::{Hit, Receiver};
+use crate::server::{BINARY, Server};
+
+/// A database with its schema, and a folder with its key.
+struct Home {
+    folder: tempfile::TempDir,
+    url: String,
+}
+
+fn run(command: &mut Command) -> Output {
+    command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().expect("the binary starts")
+}
+
+/// What a command that must fail says.
+#[track_caller]
+fn refusal(command: &mut Command) -> String {
+    let output = run(command);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{}{said}", String::from_utf8_lossy(&output.stdout));
+    assert!(!said.contains("panicked"), "{said}");
+    said
+}
+
+fn migrate(url: &str, data: &Path) -> Command {
+    let mut command = Command::new(BINARY);
+    command.args(["store", "migrate", "--store", url, "--data"]).arg(data);
+    command
+}
+
+impl Home {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let url = postgres::shared().create_database().unwrap();
+        let output = run(&mut migrate(&url, &folder.path().join("operator")));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(said.contains("made the schema") && said.contains("admin.key"), "{said}");
+        Home { folder, url }
+    }
+
+    fn key_folder(&self) -> PathBuf {
+        self.folder.path().join("operator")
+    }
+
+    fn serve(&self, name: &str) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &self.url]);
+        command.args(["--lease", "2", "--name", name, "--data"]).arg(self.folder.path().join(name));
+        command
+    }
+
+    fn start(&self, name: &str) -> Server {
+        Server::start_where(self.serve(name), |_| self.key_folder())
+    }
+
+    fn status(&self) -> Value {
+        let mut command = Command::new(BINARY);
+        command.args(["cluster", "status", "--json", "--store", &self.url]);
+        let output = run(&mut command);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Waits until the members named, and no others, own all shards in even shares.
+    fn settle(&self, names: &[&str]) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            let owners: Vec<&Value> =
+                status["members"].as_array().unwrap().iter().filter(|member| member["owns"] == true).collect();
+            let counts: Vec<u64> = owners.iter().map(|member| member["shards"].as_u64().unwrap()).collect();
+            let known = names.iter().all(|name| owners.iter().any(|member| member["name"] == *name));
+            let even = counts.iter().max().zip(counts.iter().min()).is_some_and(|(most, least)| most - least <= 1);
+            if known && owners.len() == names.len() && even && counts.iter().sum::<u64>() == 256 {
+                return;
+            }
+            assert!(Instant::now() < deadline, "the shards are not shared out: {status}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+fn counts(hits: &[Hit]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for hit in hits {
+        *counts.entry(hit.run.clone()).or_default() += 1;
+    }
+    counts
+}
+
+#[test]
+fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
+    let home = Home::new();
+    let receiver = Receiver::start();
+    let (a, b) = (home.start("a"), home.start("b"));
+    home.settle(&["a", "b"]);
+
+    let from = now_millis() + 1_500;
+    let mut clients = [a.client(), b.client()];
+    for n in 0..200_u64 {
+        let schedule = one_shot(&format!("n{n}"), from + 10 * n, &receiver.url(), &json!(n));
+        let created = clients[usize::from(n % 2 == 0)].create(&schedule);
+        assert_eq!(created.status, 201, "{}", created.body);
+    }
+    let again = clients[0].create(&one_shot("n0", from, &receiver.url(), &json!(0)));
+    assert_eq!(again.status, 409, "{}", again.body);
+    let cancelled = clients[1].send("DELETE", "/v1/schedules/n199", "").unwrap();
+    assert_eq!((cancelled.status, cancelled.json()["result"].clone()), (200, json!("cancelled")), "{}", cancelled.body);
+    let moved = one_shot("n198", from + 100, &receiver.url(), &json!(198)).to_string();
+    assert_eq!(clients[0].send("PUT", "/v1/schedules/n198", &moved).unwrap().status, 200);
+
+    receiver.wait(|hits| hits.len() >= 60);
+    assert!(a.stop().success());
+    home.settle(&["b"]);
+    let hits = receiver.wait(|hits| hits.len() >= 199);
+    let counts = counts(&hits);
+    assert_eq!((counts.len(), hits.len()), (199, 199), "each once");
+    assert!(!hits.iter().any(|hit| hit.schedule == "n199"), "it was cancelled");
+    let runs = b.client().get("/v1/schedules/n3/runs").json();
+    assert_eq!(runs["runs"][0]["state"], "succeeded", "{runs}");
+    assert!(b.stop().success());
+}
+
+#[test]
+fn the_shards_of_a_killed_member_fire_again_within_its_lease_and_a_second() {
+    let home = Home::new();
+    let receiver = Receiver::start();
+    let (a, b) = (home.start("a"), home.start("b"));
+    home.settle(&["a", "b"]);
+    let from = now_millis() + 1_000;
+    let mut client = b.client();
+    for n in 0..400_u64 {
+        let schedule = one_shot(&format!("n{n}"), from + 10 * n, &receiver.url(), &json!(n));
+        assert_eq!(client.create(&schedule).status, 201);
+    }
+    receiver.wait(|hits| hits.len() >= 40);
+    a.kill();
+    let hits = receiver.wait(|hits| counts(hits).len() == 400);
+    let latest = hits.iter().map(|hit| {
+        let n: u64 = hit.schedule[1..].parse().unwrap();
+        hit.at_millis.saturating_sub(from + 10 * n)
+    });
+    let latest = latest.max().unwrap();
+    assert!(latest < 2_000 + 1_000 + 500, "{latest} ms late: a lease of 2 s, a second, and the machine's noise");
+    assert!(hits.len() < 410, "few were in flight at the kill: {} callbacks for 400", hits.len());
+    assert!(b.stop().success());
+}
+
+#[test]
+fn a_member_may_answer_only_or_own_only() {
+    let home = Home::new();
+    let receiver = Receiver::start();
+    let mut answers = home.serve("answers");
+    answers.args(["--roles", "api"]);
+    let answers = Server::start_where(answers, |_| home.key_folder());
+    let mut owns = home.serve("owns");
+    owns.args(["--roles", "pollers"]);
+    let owns = Server::start_where(owns, |_| home.key_folder());
+    home.settle(&["owns"]);
+
+    let schedule = one_shot("n1", now_millis() + 300, &receiver.url(), &json!(1));
+    let refused = owns.client().create(&schedule);
+    assert_eq!(refused.status, 404, "{}", refused.body);
+    assert!(refused.body.contains("role `api`"), "{}", refused.body);
+    assert_eq!(owns.client().get("/readyz").status, 200);
+    assert_eq!(answers.client().create(&schedule).status, 201);
+    receiver.wait(|hits| hits.len() == 1);
+    assert!(owns.stop().success() && answers.stop().success());
+}
+
+#[test]
+fn what_cannot_be_a_cluster_is_refused_with_the_next_step_and_without_a_password() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let serve = |arguments: &[&str]| {
+        let mut command = Command::new(BINARY);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver"]).args(arguments).arg("--data").arg(&data);
+        command
+    };
+    let empty = postgres::shared().create_database().unwrap();
+    let said = refusal(&mut serve(&["--store", &empty]));
+    assert!(said.contains("reveille store migrate"), "{said}");
+
+    let said = refusal(&mut serve(&["--coordination", &empty]));
+    assert!(said.contains("--store postgres://") && said.contains("leave out --coordination"), "{said}");
+
+    let said = refusal(&mut serve(&["--store", "mysql://someone:hunter2@db/x"]));
+    assert!(said.contains("postgres://"), "{said}");
+
+    let nobody = "postgres://someone:hunter2@127.0.0.1:9/reveille";
+    let said = refusal(&mut serve(&["--store", nobody]));
+    assert!(said.contains("127.0.0.1:9") && !said.contains("hunter2"), "{said}");
+
+    let wrong = empty.replacen("postgres:", "postgres_wrong:", 2).replacen("postgres_wrong://", "postgres://", 1);
+    let said = refusal(&mut serve(&["--store", &wrong]));
+    assert!(!said.contains("hunter2") && said.contains("cannot open the store"), "{said}");
+
+    let home = Home::new();
+    let said = refusal(home.serve("a").args(["--peer-listen", "0.0.0.0:0"]));
+    assert!(said.contains("--peer-advertise"), "{said}");
+    let server = home.start("a");
+    assert!(server.stop().success());
+    let other = Home::new();
+    let mut command = home.serve("a");
+    command.env("REVEILLE_NAME", "a");
+    let mut elsewhere = Command::new(BINARY);
+    elsewhere.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &other.url, "--data"]);
+    let said = refusal(elsewhere.arg(home.folder.path().join("a")));
+    assert!(said.contains("another cluster") && said.contains("--data"), "{said}");
+
+    postgres::shared().sql(database(&home.url), "update reveille.meta set version = 1000").unwrap();
+    let said = refusal(&mut home.serve("b"));
+    assert!(said.contains("1000") && said.contains("build"), "{said}");
+}
+
+fn database(url: &str) -> &str {
+    url.rsplit('/').next().unwrap()
+}
+
+#[test]
+fn what_one_process_began_a_cluster_goes_on_with_and_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, back) = (folder.path().join("data"), folder.path().join("back"));
+    let receiver = Receiver::start();
+    let url = postgres::shared().create_database().unwrap();
+    let transfer = |direction: &str, data: &Path| {
+        let mut command = Command::new(BINARY);
+        command.args([direction, "--store", &url, "--data"]).arg(data);
+        command
+    };
+
+    let server = Server::start(&data);
+    let key = server.key.clone();
+    let due = now_millis() + 20_000;
+    let mut client = server.client();
+    for n in 0..20_u64 {
+        assert_eq!(client.create(&one_shot(&format!("n{n}"), due, &receiver.url(), &json!(n))).status, 201);
+    }
+    let nowhere = json!({
+        "id": "dead", "at": crate::client::rfc3339(now_millis() + 100), "retry": { "attempts_max": 1 },
+        "target": { "http": { "url": "http://127.0.0.1:9/" } },
+    });
+    assert_eq!(client.create(&nowhere).status, 201);
+    let every = json!({ "id": "every", "every": "1h", "target": { "http": { "url": receiver.url() } } });
+    assert_eq!(client.create(&every).status, 201);
+    let before = client.get("/v1/schedules/every").json();
+    let deadline = Instant::now() + PATIENCE;
+    while client.get("/v1/runs?dead_letter=true").json()["runs"].as_array().is_none_or(Vec::is_empty) {
+        assert!(Instant::now() < deadline, "the dead letter does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let dead = client.get("/v1/runs?dead_letter=true").json()["runs"][0].clone();
+    let said = refusal(&mut transfer("export", &data));
+    assert!(said.contains("in use by another Reveille"), "{said}");
+    assert!(server.stop().success());
+
+    let exported = run(&mut transfer("export", &data));
+    let said = String::from_utf8_lossy(&exported.stdout).into_owned();
+    assert!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
+    assert!(said.contains("1 tenants, 22 schedules") && said.contains("1 runs"), "{said}");
+    let said = refusal(&mut transfer("export", &data));
+    assert!(said.contains("copy to an empty one"), "{said}");
+
+    let mut member = Command::new(BINARY);
+    member.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &url, "--data"]);
+    member.arg(folder.path().join("member"));
+    let member = Server::start_where(member, |_| data.clone());
+    assert_eq!(member.key, key);
+    let said = refusal(&mut transfer("import", &back));
+    assert!(said.contains("stop the members"), "{said}");
+    let mut client = member.client();
+    assert_eq!(client.get("/v1/schedules/every").json(), before);
+    assert_eq!(client.get("/v1/runs?dead_letter=true").json()["runs"][0], dead);
+    let cancelled = client.send("DELETE", "/v1/schedules/n0", "").unwrap();
+    assert_eq!(cancelled.status, 200, "{}", cancelled.body);
+    receiver.wait(|hits| hits.len() >= 19);
+    assert!(member.stop().success());
+
+    let imported = run(&mut transfer("import", &back));
+    assert!(imported.status.success(), "{}", String::from_utf8_lossy(&imported.stderr));
+    let server = Server::start_where(crate::server::serve(&back), |_| data.clone());
+    let mut client = server.client();
+    assert_eq!(client.get("/v1/schedules/every").json(), before);
+    assert_eq!(client.get("/v1/runs?dead_letter=true").json()["runs"][0], dead);
+    assert!(server.stop().success());
+    let hits = receiver.hits();
+    assert_eq!((counts(&hits).len(), hits.len()), (19, 19), "each once");
+}
