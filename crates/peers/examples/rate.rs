@@ -151,6 +151,7 @@ fn named() -> Named {
     Named {
         tenant: TenantId(1),
         id: ScheduleId::new("order-17").unwrap(),
+        incarnation: None,
         spec: Spec {
             when: When::At(Timestamp::from_millis(1_800_000_000_123)),
             target: Target::Http(target),

@@ -170,16 +170,24 @@ struct Named<'a> {
     id: &'a str,
     #[b(2)]
     spec: Spec<'a>,
+    #[n(3)]
+    incarnation: Option<Id>,
 }
 
 impl<'a> Named<'a> {
     fn of(named: &'a SchedulerNamed) -> Self {
-        Named { tenant: named.tenant.0, id: named.id.as_str(), spec: Spec::of(&named.spec) }
+        Named {
+            tenant: named.tenant.0,
+            id: named.id.as_str(),
+            spec: Spec::of(&named.spec),
+            incarnation: named.incarnation.map(|incarnation| Id::of(incarnation.0)),
+        }
     }
 
     fn take(self) -> Result<SchedulerNamed, Malformed> {
         let id = schedule::schedule_id(self.id)?;
-        Ok(SchedulerNamed { tenant: TenantId(self.tenant), id, spec: self.spec.take()? })
+        let incarnation = self.incarnation.map(Id::incarnation);
+        Ok(SchedulerNamed { tenant: TenantId(self.tenant), id, incarnation, spec: self.spec.take()? })
     }
 }
 

@@ -8,6 +8,7 @@ mod control;
 mod demo;
 mod engine;
 mod identity;
+mod inbox;
 mod maintenance;
 mod receiver;
 mod serve;

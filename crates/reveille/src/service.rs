@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cluster::{self, MemberArguments, Role};
 use crate::engine::{Engine, PostgresEngine};
-use crate::{control, identity};
+use crate::{control, identity, inbox};
 
 /// What an operator may set.
 #[derive(Clone, Debug, Default)]
@@ -115,6 +115,9 @@ impl Service {
         let secret = cluster::secret(&store)?;
         tasks.spawn("peers", answer_peers(listener, secret, scheduler.clone(), stop_peers.clone()));
         let server = bind(runtime, &scheduler, options).await?;
+        let limits = options.server.limits.clone();
+        let inbox = inbox::keep_empty(runtime.clone(), store.clone(), scheduler.clone(), limits, stop_peers.clone());
+        tasks.spawn("inbox", inbox);
         let address = server.local_addr();
         let store = Standing::Postgres { store, stop_peers };
         Ok(Service { address, is_new: false, server, scheduler, store, tasks })

@@ -197,7 +197,8 @@ impl Changes {
 
     /// A schedule and its first row, or `None` if it has no occurrence.
     fn plan(&self, request: Create, now: Timestamp) -> Option<Insert> {
-        let incarnation = Incarnation::new(now, self.shared.runtime.random_u128());
+        let drawn = || Incarnation::new(now, self.shared.runtime.random_u128());
+        let incarnation = request.incarnation.unwrap_or_else(drawn);
         let id = request.id.clone().unwrap_or_else(|| ScheduleId::from_incarnation(incarnation));
         let mut schedule = Schedule {
             tenant: request.tenant.id,

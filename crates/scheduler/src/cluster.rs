@@ -33,7 +33,6 @@ const LET_GO_TIME: Duration = Duration::from_secs(5);
 /// How often the leader does the store's housekeeping, and how soon it tries again after a failure.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(3_600);
 const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(60);
-const LEADER: &str = "leader";
 
 /// This member among the others.
 pub(crate) struct Cluster {
@@ -64,24 +63,24 @@ impl Cluster {
         self.membership.leave().await;
     }
 
+    /// As far as is known here.
+    pub(crate) fn leads(&self) -> bool {
+        let me = self.membership.lease().map(|lease| lease.member());
+        me.is_some() && self.membership.view().borrow().claims.get(&leader()).copied() == me
+    }
+
     /// Leads whenever nobody does.
     async fn lead_for_ever(&self) {
         let runtime = &self.shared.runtime;
-        let leader = ClaimName::new(LEADER).expect("it is a name");
+        let leader = leader();
         let mut next = runtime.monotonic();
         loop {
             runtime.sleep(PERIOD).await;
-            let view = self.membership.view().borrow().clone();
-            let me = self.membership.lease().map(|lease| lease.member());
-            let leads = match (view.claims.get(&leader), me) {
-                (Some(holder), Some(me)) => *holder == me,
-                (None, Some(_)) => {
-                    let claimed = self.membership.claim(vec![leader.clone()]).await;
-                    claimed.is_ok_and(|claimed| claimed.held == [true])
-                }
-                (_, None) => false,
-            };
-            if leads && runtime.monotonic() >= next {
+            let is_vacant = !self.membership.view().borrow().claims.contains_key(&leader);
+            if is_vacant && self.membership.lease().is_some() {
+                let _may_fail = self.membership.claim(vec![leader.clone()]).await;
+            }
+            if self.leads() && runtime.monotonic() >= next {
                 let after = match self.shared.store.maintain(runtime.now()).await {
                     Ok(dropped) => {
                         tracing::debug!(dropped, "the store's housekeeping is done");
@@ -234,6 +233,10 @@ impl Cluster {
         let is_other = self.membership.lease().is_none_or(|lease| lease.member() != holder);
         view.member(holder).filter(|_| is_other).cloned()
     }
+}
+
+fn leader() -> ClaimName {
+    ClaimName::new("leader").expect("it is a name")
 }
 
 fn plan(view: &View) -> BTreeMap<ShardId, MemberId> {

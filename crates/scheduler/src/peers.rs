@@ -58,6 +58,8 @@ pub enum Ask {
 pub struct Named {
     pub tenant: TenantId,
     pub id: ScheduleId,
+    /// As [`crate::Create::incarnation`].
+    pub incarnation: Option<Incarnation>,
     pub spec: Spec,
 }
 

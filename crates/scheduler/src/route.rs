@@ -44,6 +44,11 @@ impl Router {
         lease.is_some_and(|lease| lease.member() == id)
     }
 
+    /// One process alone leads itself.
+    pub(crate) fn leads(&self) -> bool {
+        self.cluster.as_ref().is_none_or(|cluster| cluster.leads())
+    }
+
     pub(crate) async fn create(&self, requests: Vec<Create>) -> Result<Vec<Created>, StoreError> {
         if self.cluster.is_none() {
             return self.create_here(requests).await;
@@ -255,15 +260,16 @@ impl Router {
     }
 
     fn request(&self, named: Named) -> Result<Create, Undone> {
-        let Named { tenant, id, spec } = named;
+        let Named { tenant, id, incarnation, spec } = named;
         // A tenant that is not known here yet is one that this member cannot own anything of.
         let tenant: Arc<Tenant> = self.shared.tenants.get(tenant).ok_or(Undone::NotOwned)?;
-        Ok(Create { tenant, id: Some(id), spec })
+        Ok(Create { tenant, id: Some(id), incarnation, spec })
     }
 }
 
 fn named(request: Create) -> Named {
-    Named { tenant: request.tenant.id, id: request.id.expect("its caller has looked"), spec: request.spec }
+    let Create { tenant, id, incarnation, spec } = request;
+    Named { tenant: tenant.id, id: id.expect("its caller has looked"), incarnation, spec }
 }
 
 fn replied(reply: Reply) -> Result<Reply, StoreError> {

@@ -30,6 +30,8 @@ pub struct Create {
     pub tenant: Arc<Tenant>,
     /// `None`: an id is made.
     pub id: Option<ScheduleId>,
+    /// `None`: one is drawn. A request that is made again with its own is known: it makes no second schedule.
+    pub incarnation: Option<Incarnation>,
     pub spec: Spec,
 }
 
@@ -187,6 +189,13 @@ impl Scheduler {
         assignment.stop().await;
         owner.stop().await;
         news.stop().await;
+    }
+
+    /// Whether this member does what one does for all; two may think so for some seconds, so it is to be harmless if
+    /// two do.
+    #[must_use]
+    pub fn leads(&self) -> bool {
+        self.router.leads()
     }
 
     /// What another member asks of this one.

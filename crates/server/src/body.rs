@@ -49,6 +49,17 @@ pub(crate) fn read_schedule(
     }
 }
 
+/// Reads and checks a schedule that came another way than over HTTP, as POST takes it without its id.
+///
+/// # Errors
+/// With all that is wrong with it, in words.
+pub fn read_spec(text: &str, limits: &Limits, now: Timestamp) -> Result<Spec, String> {
+    // The id that it is made under is not in it.
+    let named = ScheduleId::new("named-elsewhere").expect("it is an id");
+    let wanted = read_schedule(text.as_bytes(), Some(&named), limits, now);
+    wanted.map(|wanted| wanted.spec).map_err(|refused| refused.to_string())
+}
+
 fn summary(count: usize) -> String {
     match count {
         1 => "one thing is wrong with the body; see errors".to_owned(),

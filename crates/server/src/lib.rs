@@ -18,5 +18,6 @@ mod refusal;
 mod routes;
 mod shared;
 
+pub use body::read_spec;
 pub use listener::{BindError, Server};
 pub use options::Options;

@@ -1,6 +1,7 @@
 //! Refusals on their way to a problem document.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use api::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 use axum::body::Body;
@@ -103,6 +104,20 @@ pub(crate) fn refuse(kind: Kind, detail: impl Into<String>) -> Refused {
 
 pub(crate) fn refuse_fields(kind: Kind, detail: impl Into<String>, errors: Vec<FieldError>) -> Refused {
     Box::new(Refusal { kind, detail: detail.into(), errors })
+}
+
+/// In words, for one who does not read problem documents.
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.errors.is_empty() {
+            return f.write_str(&self.detail);
+        }
+        for (at, error) in self.errors.iter().enumerate() {
+            let separator = if at == 0 { "" } else { "; " };
+            write!(f, "{separator}{}: {}", error.pointer.as_deref().unwrap_or(""), error.detail)?;
+        }
+        Ok(())
+    }
 }
 
 impl Refusal {

@@ -123,7 +123,13 @@ fn a_run_of_any_kind() -> impl Strategy<Value = Run> {
 }
 
 fn named() -> impl Strategy<Value = SchedulerNamed> {
-    (any::<u32>(), id(), spec()).prop_map(|(tenant, id, spec)| SchedulerNamed { tenant: TenantId(tenant), id, spec })
+    let incarnation = option::of(any::<u128>().prop_map(Incarnation));
+    (any::<u32>(), id(), incarnation, spec()).prop_map(|(tenant, id, incarnation, spec)| SchedulerNamed {
+        tenant: TenantId(tenant),
+        id,
+        incarnation,
+        spec,
+    })
 }
 
 fn shards() -> impl Strategy<Value = Vec<ShardId>> {
@@ -239,7 +245,7 @@ fn lengths_that_are_claimed_and_nestings_without_end_cost_nothing() {
 #[test]
 fn values_that_nothing_can_have_are_refused() {
     let spec = an_ask_to_put().spec;
-    let bad_id = Named { tenant: 1, id: "a.b", spec: SpecForm::of(&spec) };
+    let bad_id = Named { tenant: 1, id: "a.b", spec: SpecForm::of(&spec), incarnation: None };
     assert!(matches!(decode_ask(&encode(AskForm::Put(bad_id))), Err(Malformed::Value(_))));
     let before_1970 = ReplyForm::Cancelled(CancelForm::Pending(-1));
     assert!(matches!(decode_reply(&encode(before_1970)), Err(Malformed::Value(_))));
@@ -308,7 +314,12 @@ fn a_spec(when: When) -> Spec {
 
 fn an_ask_to_put() -> SchedulerNamed {
     let when = When::Cron(Cron::from_stored("0 9 * * 1", "Europe/Berlin"));
-    SchedulerNamed { tenant: TenantId(7), id: ScheduleId::new("order-17").unwrap(), spec: a_spec(when) }
+    SchedulerNamed {
+        tenant: TenantId(7),
+        id: ScheduleId::new("order-17").unwrap(),
+        incarnation: None,
+        spec: a_spec(when),
+    }
 }
 
 fn a_schedule() -> Arc<Schedule> {

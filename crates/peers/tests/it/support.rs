@@ -124,6 +124,7 @@ pub(crate) fn named(number: usize, payload_bytes: usize) -> Named {
     Named {
         tenant: TenantId(1),
         id: ScheduleId::new(&format!("order-{number}")).unwrap(),
+        incarnation: None,
         spec: Spec {
             when: When::At(Timestamp::from_millis(1_800_000_000_123)),
             target: Target::Http(target),
@@ -135,7 +136,7 @@ pub(crate) fn named(number: usize, payload_bytes: usize) -> Named {
 }
 
 pub(crate) fn schedule(named: &Named) -> Arc<Schedule> {
-    let Named { tenant, id, spec } = named.clone();
+    let Named { tenant, id, incarnation: _, spec } = named.clone();
     Arc::new(Schedule {
         tenant,
         poller: PollerId::of(tenant, 0, 1, &id),

@@ -299,3 +299,36 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
     let hits = receiver.hits();
     assert_eq!((counts(&hits).len(), hits.len()), (19, 19), "each once");
 }
+
+#[test]
+fn a_row_and_its_callback_commit_together_or_not_at_all() {
+    let home = Home::new();
+    let receiver = Receiver::start();
+    let server = home.start("a");
+    home.settle(&["a"]);
+    let sql = |text: &str| postgres::shared().sql(database(&home.url), text).unwrap();
+    let spec = |millis: u64, n: u64| {
+        let at = crate::client::rfc3339(millis);
+        json!({ "at": at, "target": { "http": { "url": receiver.url() } }, "payload": { "n": n } })
+    };
+    sql("create table orders (id text primary key)");
+    let due = now_millis() + 2_500;
+    let ask = |id: &str, spec: &Value| format!("select reveille.schedule('default', '{id}', '{spec}')");
+    sql(&format!("begin; insert into orders values ('one'); {}; commit", ask("one", &spec(due, 1))));
+    sql(&format!("begin; insert into orders values ('two'); {}; rollback", ask("two", &spec(due, 2))));
+    sql(&format!("begin; {}; select reveille.cancel('default', 'three'); commit", ask("three", &spec(due, 3))));
+    // Its instant is long past when it commits.
+    sql(&ask("four", &spec(now_millis() - 600_000, 4)));
+    sql("select reveille.schedule('default', 'broken', '{\"at\": \"never\"}')");
+    sql(&ask("one", &spec(due, 5)));
+
+    let hits = receiver.wait(|hits| hits.len() >= 2);
+    assert!(hits.iter().any(|hit| hit.schedule == "four" && hit.at_millis < due), "it fires at once: {hits:?}");
+    server.log.wait(|line| (line.contains("broken") && line.contains("/at")).then_some(())).expect("it is told");
+    std::thread::sleep(Duration::from_millis(500));
+    let bodies: Vec<String> = receiver.hits().into_iter().map(|hit| hit.body).collect();
+    assert_eq!(bodies.len(), 2, "{bodies:?}");
+    assert_eq!(sql("select count(*) from reveille.inbox").trim(), "0");
+    assert_eq!(server.client().get("/v1/schedules/three").json()["state"], "cancelled");
+    assert!(server.stop().success());
+}

@@ -173,7 +173,12 @@ impl Town {
     async fn schedule(&self, name: &str, member: &Scheduler, from: Timestamp, count: usize) -> BTreeSet<String> {
         let requests = (0..count).map(|n| {
             let at = from + Duration::from_millis(n as u64);
-            Create { tenant: Arc::new(town_tenant()), id: None, spec: spec(When::At(at), "http://target.test/") }
+            Create {
+                tenant: Arc::new(town_tenant()),
+                id: None,
+                incarnation: None,
+                spec: spec(When::At(at), "http://target.test/"),
+            }
         });
         let (member, requests) = (member.clone(), requests.collect());
         let made = self.at(name, async move { member.create(requests).await }).await.unwrap();
@@ -208,6 +213,7 @@ fn named(id: &str, at: Timestamp) -> Create {
     Create {
         tenant: Arc::new(town_tenant()),
         id: Some(ScheduleId::new(id).unwrap()),
+        incarnation: None,
         spec: spec(When::At(at), "http://target.test/"),
     }
 }
@@ -415,8 +421,12 @@ fn a_tenant_that_gets_more_pollers_loses_nothing_while_members_learn_of_them_one
         // Asked of a member that knows of the new pollers before the owners do.
         for n in 0..30 {
             let at = town.in_ms(400 + 10 * n);
-            let request =
-                Create { tenant: Arc::new(grown.clone()), id: None, spec: spec(When::At(at), "http://target.test/") };
+            let request = Create {
+                tenant: Arc::new(grown.clone()),
+                id: None,
+                incarnation: None,
+                spec: spec(When::At(at), "http://target.test/"),
+            };
             let member = b.clone();
             let made = town.at("b", async move { member.create(vec![request]).await }).await.unwrap();
             let schedule = made.into_iter().next().unwrap().unwrap();

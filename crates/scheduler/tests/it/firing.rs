@@ -112,6 +112,7 @@ fn a_put_moves_a_schedule_and_the_old_instant_is_void() {
         let put = Create {
             tenant: Arc::new(tenant(TENANT)),
             id: Some(ScheduleId::new("moves").unwrap()),
+            incarnation: None,
             spec: spec(When::At(later), "http://receiver.test/b"),
         };
         let answer = house.scheduler.put(put).await.unwrap().unwrap();

@@ -115,8 +115,12 @@ impl House {
         when: When,
         url: &str,
     ) -> Result<Result<Arc<Schedule>, CreateRefusal>, StoreError> {
-        let request =
-            Create { tenant: Arc::new(tenant(owner)), id: Some(ScheduleId::new(id).unwrap()), spec: spec(when, url) };
+        let request = Create {
+            tenant: Arc::new(tenant(owner)),
+            id: Some(ScheduleId::new(id).unwrap()),
+            incarnation: None,
+            spec: spec(when, url),
+        };
         Ok(self.scheduler.create(vec![request]).await?.pop().unwrap())
     }
 

@@ -134,7 +134,8 @@ impl Batch {
                 Line::Refused(refused) => Err(refused),
             };
             let checked = checked.map(|wanted| {
-                let request = Create { tenant: self.tenant.clone(), id: wanted.id, spec: wanted.spec };
+                let request =
+                    Create { tenant: self.tenant.clone(), id: wanted.id, incarnation: None, spec: wanted.spec };
                 let when = never_fires(&request);
                 self.group.requests.push(request);
                 when

@@ -42,7 +42,7 @@ async fn read(shared: &Shared, id: Option<&str>, request: Request) -> Result<Cre
     check_content_type(&head.headers, JSON)?;
     let bytes = collect(shared, &head.headers, body).await?;
     let wanted = read_schedule(&bytes, named.as_ref(), &shared.options.limits, shared.runtime.now())?;
-    Ok(Create { tenant, id: wanted.id, spec: wanted.spec })
+    Ok(Create { tenant, id: wanted.id, incarnation: None, spec: wanted.spec })
 }
 
 fn bad_id(error: &domain::id::ScheduleIdError) -> Refused {

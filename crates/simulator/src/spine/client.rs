@@ -93,7 +93,7 @@ impl<'a> Client<'a> {
                 backoff_max: Duration::from_secs(2),
             },
         };
-        Create { tenant: Arc::new(tenant()), id, spec }
+        Create { tenant: Arc::new(tenant()), id, incarnation: None, spec }
     }
 
     async fn create(&mut self) {
