@@ -1,5 +1,6 @@
 //! The chores of this checkout: `cargo xtask test` is everything that must be green, and what `.ci/run` calls.
 
+mod chaos;
 mod chores;
 mod needs;
 mod stage;
@@ -33,6 +34,8 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Disturb a real cluster under load in every way that it promises to survive, and judge it
+    Chaos(chaos::ChaosArguments),
     /// Fuzz the parsers and the journal for longer than the tests do
     Fuzz {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_440))]
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Chore::Tidy => chores::tidy(),
         Chore::Index => chores::index(),
         Chore::Simulate { arguments } => chores::simulate(&arguments),
+        Chore::Chaos(arguments) => chaos::run(&arguments),
         Chore::Fuzz { minutes } => chores::fuzz(minutes),
     };
     match done {

@@ -84,7 +84,7 @@ const RULES: [Rule; 18] = [
     ),
     // Real servers, for tests.
     rule("engines", &[], &[]),
-    rule("xtask", &[], &[]),
+    rule("xtask", &["engines"], &[]),
 ];
 
 pub(super) fn findings(packages: &[Package]) -> Vec<Finding> {

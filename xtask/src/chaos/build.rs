@@ -1,0 +1,80 @@
+//! Builds the binary: of this checkout, or of a copy of it with a deliberate bug.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, ensure};
+
+use super::Mutant;
+use crate::stage::{self, CARGO};
+
+const UNFENCED: &str = include_str!("mutants/unfenced.patch");
+const NO_DRAIN: &str = include_str!("mutants/no-drain.patch");
+
+/// # Errors
+/// If it does not build; of a mutant, if its patch does not fit the code any more.
+pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
+    let target = target()?;
+    let Some(mutant) = mutant else {
+        cargo(&stage::root(), &target)?;
+        return Ok(target.join("release/reveille"));
+    };
+    let (name, patch) = match mutant {
+        Mutant::Unfenced => ("unfenced", UNFENCED),
+        Mutant::NoDrain => ("no-drain", NO_DRAIN),
+    };
+    let copy = target.join("chaos").join(name);
+    copy_checkout(&copy)?;
+    let patch_file = copy.join("mutant.patch");
+    std::fs::write(&patch_file, patch)?;
+    let mut apply = Command::new("git");
+    // The copy lies within the checkout, mostly, and is none of its own.
+    apply.args(["apply", "mutant.patch"]).current_dir(&copy).env("GIT_CEILING_DIRECTORIES", target.join("chaos"));
+    let status = apply.status().context("cannot start git")?;
+    ensure!(status.success(), "xtask/src/chaos/mutants/{name}.patch does not fit the code any more: make it anew");
+    // All mutants share what they do not change.
+    let mutants_target = target.join("chaos/target");
+    cargo(&copy, &mutants_target)?;
+    Ok(mutants_target.join("release/reveille"))
+}
+
+fn target() -> anyhow::Result<PathBuf> {
+    #[derive(serde::Deserialize)]
+    struct Metadata {
+        target_directory: PathBuf,
+    }
+    let mut command = Command::new(CARGO);
+    command.args(["metadata", "--format-version", "1", "--no-deps"]).current_dir(stage::root());
+    let output = command.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(serde_json::from_slice::<Metadata>(&output.stdout)?.target_directory)
+}
+
+fn cargo(checkout: &Path, target: &Path) -> anyhow::Result<()> {
+    let mut command = Command::new(CARGO);
+    command.args(["build", "--release", "--package", "reveille", "--bin", "reveille", "--target-dir"]).arg(target);
+    let status = command.current_dir(checkout).status().context("cannot start cargo")?;
+    ensure!(status.success(), "the binary does not build");
+    Ok(())
+}
+
+/// All files that git knows or would know, as they are now.
+fn copy_checkout(copy: &Path) -> anyhow::Result<()> {
+    if copy.exists() {
+        std::fs::remove_dir_all(copy)?;
+    }
+    let root = stage::root();
+    let mut list = Command::new("git");
+    list.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(&root);
+    let output = list.output().context("cannot start git")?;
+    ensure!(output.status.success(), "git does not list the checkout's files");
+    for path in String::from_utf8(output.stdout)?.split_terminator('\0') {
+        let (from, to) = (root.join(path), copy.join(path));
+        if !from.is_file() {
+            continue;
+        }
+        std::fs::create_dir_all(to.parent().context("a file lies in a folder")?)?;
+        std::fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+    }
+    Ok(())
+}

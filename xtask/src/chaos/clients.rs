@@ -1,0 +1,325 @@
+//! The clients: each makes schedules and changes its own, one request after the other, and writes down what was answered.
+//!
+//! Always true here: a schedule is asked about by one client only, never by two requests at once.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use super::chance::Chance;
+use super::http::{Connection, Message};
+use super::instant;
+use super::log::{Answer, Log, Operation, Request, now_millis};
+
+/// A member that does not answer: longer than it waits itself for another one (2 s, twice).
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// A member that did not answer is not asked for so long.
+const AVOID: Duration = Duration::from_secs(2);
+const TRIES_MAX: u32 = 4;
+const EVERY_MS: u64 = 2_000;
+/// Recurring schedules are cancelled when they have lived for so long.
+const RECURRING_MS: (u64, u64) = (10_000, 40_000);
+/// Live schedules with a chosen id that a client remembers.
+const REMEMBERED_MAX: usize = 200;
+/// A one-shot that is due sooner is left alone, mostly.
+const NEAR_MS: u64 = 100;
+
+/// What all clients share.
+pub(super) struct World {
+    pub(super) log: Log,
+    pub(super) key: String,
+    pub(super) target: String,
+    /// The members that may be asked; those that are known to be dead are not among them.
+    pub(super) members: Mutex<BTreeMap<&'static str, SocketAddr>>,
+    /// Callbacks are due up to so long after they were asked for.
+    pub(super) ahead_ms: u64,
+    pub(super) is_over: AtomicBool,
+    pub(super) requests: AtomicU64,
+    pub(super) unknown: AtomicU64,
+}
+
+impl World {
+    pub(super) fn lock_members(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, SocketAddr>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A schedule that may be changed later.
+#[derive(Clone, Debug)]
+struct Known {
+    token: String,
+    id: String,
+    version: u32,
+    at_ms: Option<u64>,
+    /// When a recurring one is to be cancelled.
+    until_ms: u64,
+}
+
+pub(super) struct Client {
+    world: Arc<World>,
+    number: usize,
+    count: u64,
+    chance: Chance,
+    connections: BTreeMap<&'static str, Connection>,
+    avoided: BTreeMap<&'static str, Instant>,
+    known: Vec<Known>,
+    recurring: Vec<Known>,
+}
+
+impl Client {
+    pub(super) fn new(world: &Arc<World>, number: usize, chance: Chance) -> Self {
+        Client {
+            world: world.clone(),
+            number,
+            count: 0,
+            chance,
+            connections: BTreeMap::new(),
+            avoided: BTreeMap::new(),
+            known: Vec::new(),
+            recurring: Vec::new(),
+        }
+    }
+
+    /// So many requests a second, until all is over; then it cancels what recurs.
+    pub(super) fn run(mut self, per_second: f64) {
+        let period = Duration::from_secs_f64(1.0 / per_second);
+        let mut next = Instant::now() + period.mul_f64(self.chance.between(0, 100) as f64 / 100.0);
+        while !self.world.is_over.load(Ordering::Relaxed) {
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+            // What could not be asked for in time is not caught up with.
+            next = (next + period).max(Instant::now());
+            self.act();
+        }
+        for known in std::mem::take(&mut self.recurring) {
+            self.cancel(&known);
+        }
+    }
+
+    fn act(&mut self) {
+        let now = now_millis();
+        if let Some(at) = self.recurring.iter().position(|known| known.until_ms <= now) {
+            let known = self.recurring.swap_remove(at);
+            return self.cancel(&known);
+        }
+        self.known.retain(|known| known.at_ms.is_none_or(|at| at > now + NEAR_MS));
+        match self.chance.between(1, 100) {
+            1..=62 => self.create(None),
+            63..=77 => {
+                let id = format!("chosen-{}", self.token());
+                self.create(Some(id));
+            }
+            78..=79 => self.create_recurring(),
+            80..=89 => match self.take_known() {
+                Some(known) => self.cancel(&known),
+                None => self.create(None),
+            },
+            _ => match self.take_known() {
+                Some(known) => self.reschedule(known),
+                None => self.create(None),
+            },
+        }
+    }
+
+    fn take_known(&mut self) -> Option<Known> {
+        let last = u64::try_from(self.known.len()).ok()?.checked_sub(1)?;
+        let at = usize::try_from(self.chance.between(0, last)).ok()?;
+        Some(self.known.swap_remove(at))
+    }
+
+    /// The name of the schedule that this client makes next.
+    fn token(&self) -> String {
+        format!("{}-{}", self.number, self.count + 1)
+    }
+
+    /// Half of them soon, the rest anywhere ahead.
+    fn due(&mut self) -> u64 {
+        let most = self.world.ahead_ms;
+        let ahead = if self.chance.percent(50) { most.min(5_000) } else { most };
+        now_millis() + self.chance.between(1_000.min(ahead), ahead)
+    }
+
+    fn create(&mut self, id: Option<String>) {
+        let token = self.token();
+        self.count += 1;
+        let at_ms = self.due();
+        let known = Known { token, id: id.clone().unwrap_or_default(), version: 1, at_ms: Some(at_ms), until_ms: 0 };
+        let mut body = self.body(&known);
+        if let Some(id) = &id {
+            body["id"] = json!(id);
+        }
+        // Without an id, one that is sent again would be another.
+        let tries_max = if id.is_some() { TRIES_MAX } else { 1 };
+        for _ in 0..tries_max {
+            let request = self.ask(Operation::Create, &known, "POST", "/v1/schedules", &body.to_string());
+            if request.answer == Answer::Unknown {
+                continue;
+            }
+            if let Some(id) = request.id.or(id).filter(|_| self.known.len() < REMEMBERED_MAX) {
+                self.known.push(Known { id, ..known });
+            }
+            return;
+        }
+    }
+
+    fn create_recurring(&mut self) {
+        let token = self.token();
+        self.count += 1;
+        let until_ms = now_millis() + self.chance.between(RECURRING_MS.0, RECURRING_MS.1);
+        let known = Known { id: format!("every-{token}"), token, version: 0, at_ms: None, until_ms };
+        if let Some(known) = self.put(known) {
+            self.recurring.push(known);
+        }
+    }
+
+    fn reschedule(&mut self, known: Known) {
+        let at_ms = Some(self.due());
+        if let Some(known) = self.put(Known { at_ms, ..known }) {
+            self.known.push(known);
+        }
+    }
+
+    /// Each try is a version of its own: the one before may have fired already.
+    fn put(&mut self, mut known: Known) -> Option<Known> {
+        let path = format!("/v1/schedules/{}", known.id);
+        for _ in 0..TRIES_MAX {
+            known.version += 1;
+            let body = self.body(&known).to_string();
+            let request = self.ask(Operation::Put, &known, "PUT", &path, &body);
+            if request.answer != Answer::Unknown {
+                return Some(known);
+            }
+        }
+        // It may recur: it is cancelled in time all the same.
+        known.at_ms.is_none().then_some(known)
+    }
+
+    fn cancel(&mut self, known: &Known) {
+        let path = format!("/v1/schedules/{}", known.id);
+        // One that recurs must end some time.
+        let tries_max = if known.at_ms.is_none() { 4 * TRIES_MAX } else { TRIES_MAX };
+        for _ in 0..tries_max {
+            let request = self.ask(Operation::Cancel, known, "DELETE", &path, "");
+            if request.answer != Answer::Unknown {
+                return;
+            }
+        }
+    }
+
+    fn body(&self, known: &Known) -> Value {
+        let target = json!({ "http": { "url": self.world.target, "timeout": "5s" } });
+        let payload = json!({ "token": known.token, "version": known.version });
+        let retry = json!({ "attempts_max": 20, "backoff": "500ms", "backoff_max": "2s" });
+        match known.at_ms {
+            Some(at_ms) => {
+                json!({ "at": instant::text(at_ms), "target": target, "payload": payload, "retry": retry })
+            }
+            None => {
+                json!({ "every": format!("{}s", EVERY_MS / 1_000), "target": target, "payload": payload, "retry": retry })
+            }
+        }
+    }
+
+    /// Asks a member, and writes down what came of it.
+    fn ask(&mut self, operation: Operation, known: &Known, method: &str, path: &str, body: &str) -> Request {
+        let (member, address) = self.member();
+        let asked_ms = now_millis();
+        let answer = self.send(member, address, method, path, body);
+        let answered_ms = now_millis();
+        let mut request = Request {
+            token: known.token.clone(),
+            operation,
+            version: known.version,
+            at_ms: known.at_ms,
+            every_ms: known.at_ms.is_none().then_some(EVERY_MS),
+            member: member.to_owned(),
+            asked_ms,
+            answered_ms,
+            answer: Answer::Unknown,
+            status: 0,
+            id: None,
+            next_ms: None,
+            decided_by_ms: None,
+            too_late: false,
+            said: None,
+        };
+        match answer {
+            Ok(message) => understand(&mut request, &message),
+            Err(error) => {
+                self.connections.remove(member);
+                self.avoided.insert(member, Instant::now() + AVOID);
+                request.said = Some(error.to_string());
+            }
+        }
+        self.world.log.write(&request);
+        self.world.requests.fetch_add(1, Ordering::Relaxed);
+        if request.answer == Answer::Unknown {
+            self.world.unknown.fetch_add(1, Ordering::Relaxed);
+        }
+        request
+    }
+
+    /// Any that is not known to be away; waits for one.
+    fn member(&mut self) -> (&'static str, SocketAddr) {
+        loop {
+            let members: Vec<_> = self.world.lock_members().iter().map(|(name, address)| (*name, *address)).collect();
+            let now = Instant::now();
+            self.avoided.retain(|_, until| *until > now);
+            let near: Vec<_> = members.iter().filter(|(name, _)| !self.avoided.contains_key(name)).copied().collect();
+            if let Some(member) = self.chance.pick(&near).or_else(|| self.chance.clone().pick(&members)) {
+                return *member;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn send(
+        &mut self,
+        member: &'static str,
+        address: SocketAddr,
+        method: &str,
+        path: &str,
+        body: &str,
+    ) -> std::io::Result<Message> {
+        if !self.connections.contains_key(member) {
+            self.connections.insert(member, Connection::open(address, PATIENCE)?);
+        }
+        let connection = self.connections.get_mut(member).expect("it was just made");
+        let message = connection.send(&self.world.key, method, path, body)?;
+        if message.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
+            self.connections.remove(member);
+        }
+        Ok(message)
+    }
+}
+
+fn understand(request: &mut Request, message: &Message) {
+    let body = message.json();
+    request.status = message.status().unwrap_or(0);
+    let instant_of = |name: &str| instant::parse(body[name].as_str()?);
+    request.answer = match (request.operation, request.status) {
+        (Operation::Create | Operation::Put, 201) | (Operation::Put, 200) => {
+            request.id = body["id"].as_str().map(str::to_owned);
+            request.next_ms = instant_of("next");
+            request.too_late = body["too_late"] == true;
+            Answer::Acknowledged
+        }
+        (Operation::Create, 409) => Answer::Exists,
+        (Operation::Cancel, 200) if body["result"] == "cancelled" => Answer::Cancelled,
+        (Operation::Cancel, 200) if body["result"] == "too_late" => Answer::TooLate,
+        (Operation::Cancel, 202) => {
+            request.decided_by_ms = instant_of("decided_by");
+            Answer::Pending
+        }
+        (Operation::Cancel, 404) => Answer::NotFound,
+        (_, 500..=599) => Answer::Unknown,
+        _ => Answer::Strange,
+    };
+    if matches!(request.answer, Answer::Unknown | Answer::Strange) {
+        request.said = Some(String::from_utf8_lossy(&message.body).chars().take(300).collect());
+    }
+}

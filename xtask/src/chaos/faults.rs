@@ -1,0 +1,182 @@
+//! Makes the faults happen, and writes down when each began and ended.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use engines::postgres::Postgres;
+use rustix::process::Signal;
+
+use super::clients::World;
+use super::log::{Fault, Kind, Log, now_millis};
+use super::member::Member;
+use super::plan::{GUEST, MEMBERS, Plan, Step};
+
+pub(super) struct Stage {
+    pub(super) postgres: Postgres,
+    /// Those of [`MEMBERS`], then [`GUEST`].
+    pub(super) members: Vec<Member>,
+    pub(super) world: Arc<World>,
+    pub(super) log: Log,
+    pub(super) began: Instant,
+    pub(super) count: AtomicUsize,
+    /// What should not have happened: a member that ended by itself, or did not start.
+    pub(super) failures: Mutex<Vec<String>>,
+}
+
+impl Stage {
+    /// Fault after fault until `end`; all is healed when it returns.
+    pub(super) fn run(&self, plan: &mut Plan, end: Instant) {
+        let mut next = plan.next();
+        loop {
+            thread::sleep(next.after);
+            if Instant::now() >= end {
+                return;
+            }
+            let first = next;
+            next = plan.next();
+            if next.overlaps {
+                let second = next;
+                next = plan.next();
+                thread::scope(|scope| {
+                    scope.spawn(|| self.make(&first));
+                    thread::sleep(second.after);
+                    scope.spawn(|| self.make(&second));
+                });
+            } else {
+                self.make(&first);
+            }
+            self.look_at_members();
+        }
+    }
+
+    fn make(&self, step: &Step) {
+        let number = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        let member = &self.members[if step.kind == Kind::JoinedAndLeft { MEMBERS.len() } else { step.member }];
+        let who = if step.kind.is_of_database() { String::new() } else { format!(" {}", member.name) };
+        let at = self.began.elapsed().as_secs_f64();
+        eprintln!("{at:7.1} s  fault {number}:{who} {}, {} ms", step.kind.name(), step.lasts.as_millis());
+        let start_ms = now_millis();
+        let made = match step.kind {
+            kind if kind.is_of_database() => self.disturb_database(step),
+            _ => self.disturb_member(step, member),
+        };
+        let healed_ms = now_millis();
+        let end_ms = made.unwrap_or_else(|error| {
+            self.fail(format!("fault {number},{who} {}: {error:#}", step.kind.name()));
+            healed_ms
+        });
+        let address = if step.kind.is_of_database() { String::new() } else { member.ip.to_string() };
+        self.log.write(&Fault { number, kind: step.kind, member: address, start_ms, end_ms, healed_ms });
+    }
+
+    fn fail(&self, what: String) {
+        eprintln!("{what}");
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+    }
+
+    /// When the disturbance itself was over.
+    fn disturb_member(&self, step: &Step, member: &Member) -> anyhow::Result<u64> {
+        let network = &member.home().network;
+        match step.kind {
+            Kind::KilledAndLeftDead | Kind::KilledAndRestarted => {
+                member.kill()?;
+                let end_ms = now_millis();
+                self.hide(member);
+                thread::sleep(step.lasts);
+                member.start()?;
+                self.show(member);
+                return Ok(end_ms);
+            }
+            Kind::Paused => {
+                member.signal(Signal::STOP)?;
+                thread::sleep(step.lasts);
+                member.signal(Signal::CONT)?;
+            }
+            Kind::CutOff => {
+                network.cut_off(member.name)?;
+                thread::sleep(step.lasts);
+                network.rejoin(member.name)?;
+            }
+            Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
+                let from = match step.kind {
+                    Kind::CutFromDatabase => vec![network.database()],
+                    Kind::CutFromReceiver => vec![network.receiver()],
+                    _ => self.members.iter().map(|other| other.ip).filter(|ip| *ip != member.ip).collect(),
+                };
+                network.cut_from(member.name, &from, step.is_told)?;
+                thread::sleep(step.lasts);
+                network.join_with(member.name, &from)?;
+            }
+            Kind::Stopped => {
+                self.hide(member);
+                let stopped = member.stop();
+                let end_ms = now_millis();
+                thread::sleep(step.lasts);
+                member.start()?;
+                self.show(member);
+                return stopped.map(|()| end_ms);
+            }
+            _ => {
+                assert_eq!(member.name, GUEST, "who joins is nobody who is there");
+                member.start()?;
+                self.show(member);
+                thread::sleep(step.lasts);
+                self.hide(member);
+                member.stop()?;
+            }
+        }
+        Ok(now_millis())
+    }
+
+    fn disturb_database(&self, step: &Step) -> anyhow::Result<u64> {
+        match step.kind {
+            Kind::DatabaseRestarted => self.postgres.restart()?,
+            Kind::DatabaseKilled => {
+                self.postgres.kill()?;
+                self.postgres.restart()?;
+            }
+            _ => {
+                self.postgres.pause()?;
+                thread::sleep(step.lasts);
+                self.postgres.resume()?;
+            }
+        }
+        Ok(now_millis())
+    }
+
+    pub(super) fn show(&self, member: &Member) {
+        self.world.lock_members().insert(member.name, member.address());
+    }
+
+    fn hide(&self, member: &Member) {
+        self.world.lock_members().remove(member.name);
+    }
+
+    /// A member that ended by itself is a failure; it is started again, and the run goes on.
+    pub(super) fn look_at_members(&self) {
+        for member in &self.members[..MEMBERS.len()] {
+            if member.has_died() {
+                self.fail(format!("member {} ended by itself; see {}", member.name, member.log_path().display()));
+                self.hide(member);
+                match member.start() {
+                    Ok(()) => self.show(member),
+                    Err(error) => self.fail(format!("{error:#}")),
+                }
+            }
+        }
+    }
+}
+
+/// Waits until `is_done`, at most so long; whether it is.
+pub(super) fn wait_until(limit: Duration, mut is_done: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !is_done() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(100));
+    }
+    true
+}

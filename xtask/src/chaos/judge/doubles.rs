@@ -1,0 +1,55 @@
+//! Callbacks that came again although nothing was wrong with their answer.
+
+use std::collections::BTreeMap;
+
+use super::super::log::{Callback, Fault};
+use super::{Broken, Promise, Story, Verdict};
+
+/// What a member has in flight at most, as `serve` has it by default.
+const IN_FLIGHT_MAX: u64 = 4_096;
+
+pub(super) fn judge(token: &str, story: &Story, faults: &[Fault], verdict: &mut Verdict) {
+    let mut runs: BTreeMap<&str, Vec<&Callback>> = BTreeMap::new();
+    for callback in &story.callbacks {
+        runs.entry(&callback.run).or_default().push(callback);
+    }
+    for callbacks in runs.values() {
+        for pair in callbacks.windows(2) {
+            let (first, second) = (pair[0], pair[1]);
+            if first.answered_with != 200 && second.attempt == first.attempt + 1 {
+                continue;
+            }
+            let own = faults.iter().find(|fault| fault.is_of(first) && fault.interrupted(first));
+            // An outcome is lost on its way to the shard's next owner, if that one is hit.
+            let other = || faults.iter().find(|fault| fault.interrupted(first));
+            if let Some(fault) = own {
+                verdict.doubles.entry(fault.number).or_default().0 += 1;
+            } else if let Some(fault) = other() {
+                verdict.doubles.entry(fault.number).or_default().1 += 1;
+            } else {
+                let how = format!(
+                    "run {}: attempt {} of {} answered {} at {}, and attempt {} of {} started at {}",
+                    first.run,
+                    first.attempt,
+                    first.from,
+                    first.answered_with,
+                    first.arrived_ms + first.answered_after_ms,
+                    second.attempt,
+                    second.from,
+                    second.started_ms
+                );
+                let token = token.to_owned();
+                verdict.broken.push(Broken { promise: Promise::DoublesOnlyInFlight, token, how });
+            }
+        }
+    }
+}
+
+pub(super) fn judge_cap(verdict: &mut Verdict) {
+    for (number, (own, others)) in &verdict.doubles {
+        if own + others > IN_FLIGHT_MAX {
+            let how = format!("fault {number} has {own} doubles of its own, {others} of other members");
+            verdict.broken.push(Broken { promise: Promise::DoublesBelowCap, token: String::new(), how });
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! How late callbacks came: in calm, and around each kind of fault; and how soon a fault's shards fired again.
+
+use std::collections::BTreeMap;
+
+use super::super::log::{Callback, Fault, Kind};
+use super::Records;
+
+/// Around a fault means until so long after it is healed.
+const AFTER_MS: u64 = 5_000;
+/// A poller is a member's if that one started its last callback, and not longer ago than this.
+const RECENT_MS: u64 = 5_000;
+/// A rise of its term later than this has another cause.
+const RECOVERY_MAX_MS: u64 = 30_000;
+
+/// Milliseconds, in order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Sample(Vec<u64>);
+
+impl Sample {
+    fn sorted(mut values: Vec<u64>) -> Self {
+        values.sort_unstable();
+        Sample(values)
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// `None` of nothing.
+    pub(super) fn percentile(&self, percent: usize) -> Option<u64> {
+        let last = self.0.len().checked_sub(1)?;
+        self.0.get(last * percent / 100).copied()
+    }
+}
+
+#[derive(Default)]
+pub(in super::super) struct Lateness {
+    pub(super) calm: Sample,
+    pub(super) around: BTreeMap<Kind, Sample>,
+    /// From a fault's start until a poller fired under a newer term, for those that its member had.
+    pub(super) recovery: BTreeMap<Kind, Sample>,
+}
+
+impl Lateness {
+    pub(super) fn of(records: &Records) -> Self {
+        let mut calm = Vec::new();
+        let mut around: BTreeMap<Kind, Vec<u64>> = BTreeMap::new();
+        for story in records.stories.values() {
+            let mut seen = Vec::new();
+            for callback in &story.callbacks {
+                if callback.attempt != 1 || seen.contains(&callback.run.as_str()) {
+                    continue;
+                }
+                seen.push(&callback.run);
+                // What was acknowledged after its instant is late by itself.
+                let asked = story.asked(callback.version).map_or(0, |asked| asked.answered_ms);
+                let due = callback.nominal_ms.max(asked);
+                let late = callback.arrived_ms.saturating_sub(due);
+                let mut is_calm = true;
+                let is_near = |fault: &&Fault| (fault.start_ms..=fault.healed_ms + AFTER_MS).contains(&due);
+                for fault in records.faults.iter().filter(is_near) {
+                    around.entry(fault.kind).or_default().push(late);
+                    is_calm = false;
+                }
+                if is_calm {
+                    calm.push(late);
+                }
+            }
+        }
+        let sorted = |samples: BTreeMap<Kind, Vec<u64>>| {
+            samples.into_iter().map(|(kind, values)| (kind, Sample::sorted(values))).collect()
+        };
+        Lateness { calm: Sample::sorted(calm), around: sorted(around), recovery: sorted(recovery(records)) }
+    }
+}
+
+fn recovery(records: &Records) -> BTreeMap<Kind, Vec<u64>> {
+    let mut pollers: BTreeMap<i64, Vec<&Callback>> = BTreeMap::new();
+    for (token, story) in &records.stories {
+        if let Some(poller) = records.pollers.get(token) {
+            pollers.entry(*poller).or_default().extend(&story.callbacks);
+        }
+    }
+    let mut samples: BTreeMap<Kind, Vec<u64>> = BTreeMap::new();
+    for callbacks in pollers.values_mut() {
+        callbacks.sort_by_key(|callback| callback.started_ms);
+        for fault in &records.faults {
+            let at = callbacks.partition_point(|callback| callback.started_ms < fault.start_ms);
+            let Some(last) = at.checked_sub(1).map(|before| callbacks[before]) else { continue };
+            if !fault.is_of(last) || last.started_ms + RECENT_MS < fault.start_ms {
+                continue;
+            }
+            let next = callbacks[at..].iter().find(|callback| callback.term > last.term);
+            let took = next.map(|next| next.started_ms - fault.start_ms);
+            samples.entry(fault.kind).or_default().extend(took.filter(|took| *took <= RECOVERY_MAX_MS));
+        }
+    }
+    samples
+}

@@ -1,0 +1,151 @@
+//! The members: processes of the binary, each in its namespace.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::network::Network;
+
+/// Seconds for which a member that is dead keeps its shards.
+pub(super) const LEASE_SECONDS: u64 = 2;
+const READY_TIME: Duration = Duration::from_secs(60);
+/// A polite stop waits for what is in flight (10 s), and for requests under way (20 s).
+const STOP_TIME: Duration = Duration::from_secs(40);
+const LOOK_PERIOD: Duration = Duration::from_millis(10);
+const API_PORT: u16 = 8080;
+const PEER_PORT: u16 = 7070;
+
+/// What all members have in common.
+pub(super) struct Home {
+    pub(super) binary: PathBuf,
+    pub(super) folder: PathBuf,
+    /// As the members reach it.
+    pub(super) database: String,
+    pub(super) network: Network,
+}
+
+pub(super) struct Member {
+    pub(super) name: &'static str,
+    pub(super) ip: Ipv4Addr,
+    home: Arc<Home>,
+    child: Mutex<Option<Child>>,
+}
+
+impl Member {
+    pub(super) fn new(home: &Arc<Home>, name: &'static str, place: usize) -> Self {
+        Member { name, ip: home.network.member(place), home: home.clone(), child: Mutex::new(None) }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        SocketAddr::from((self.ip, API_PORT))
+    }
+
+    pub(super) fn home(&self) -> &Home {
+        &self.home
+    }
+
+    pub(super) fn log_path(&self) -> PathBuf {
+        self.home.folder.join(format!("member-{}.log", self.name))
+    }
+
+    /// Starts it, and returns once it says that it is ready. While the database is away, it is tried again.
+    pub(super) fn start(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + READY_TIME;
+        loop {
+            match self.try_start(deadline) {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() >= deadline => return Err(error),
+                Err(_) => thread::sleep(Duration::from_millis(200)),
+            }
+        }
+    }
+
+    fn try_start(&self, deadline: Instant) -> anyhow::Result<()> {
+        let path = self.log_path();
+        let log = File::options().create(true).append(true).open(&path)?;
+        let old_bytes = usize::try_from(log.metadata()?.len())?;
+        let mut command = self.home.network.command(self.name, &self.home.binary);
+        command.args(["serve", "--no-receiver", "--name", self.name, "--store", &self.home.database]);
+        command.args(["--listen", &self.address().to_string(), "--lease", &LEASE_SECONDS.to_string()]);
+        command.args(["--peer-listen", &format!("{}:{PEER_PORT}", self.ip), "--data"]);
+        command.arg(self.home.folder.join(format!("data-{}", self.name)));
+        command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let mut child = command.spawn().context("cannot start ip (iproute2)")?;
+        loop {
+            let said = std::fs::read(&path)?;
+            if String::from_utf8_lossy(&said[old_bytes..]).contains(" ready ") {
+                *self.lock() = Some(child);
+                return Ok(());
+            }
+            if let Some(status) = child.try_wait()? {
+                bail!("member {} ended ({status}); see {}", self.name, path.display());
+            }
+            if Instant::now() >= deadline {
+                child.kill()?;
+                child.wait()?;
+                bail!("member {} is not ready after {READY_TIME:?}; see {}", self.name, path.display());
+            }
+            thread::sleep(LOOK_PERIOD);
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.child.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns once the process is gone.
+    pub(super) fn kill(&self) -> anyhow::Result<()> {
+        let mut child = self.lock().take().with_context(|| format!("member {} does not run", self.name))?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let child = self.lock();
+        let child = child.as_ref().with_context(|| format!("member {} does not run", self.name))?;
+        Ok(kill_process(Pid::from_child(child), signal)?)
+    }
+
+    /// SIGTERM, and waits for its end.
+    pub(super) fn stop(&self) -> anyhow::Result<()> {
+        self.signal(Signal::TERM)?;
+        let mut child = self.lock().take().context("it was just told to stop")?;
+        let deadline = Instant::now() + STOP_TIME;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                ensure!(status.success(), "member {} was stopped politely and ended with {status}", self.name);
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                child.kill()?;
+                child.wait()?;
+                bail!("member {} did not end {STOP_TIME:?} after it was asked to", self.name);
+            }
+            thread::sleep(LOOK_PERIOD);
+        }
+    }
+
+    /// Whether it has ended without being told to.
+    pub(super) fn has_died(&self) -> bool {
+        self.lock().as_mut().is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_some()))
+    }
+}
+
+/// Makes the schema and the key, and returns the key.
+pub(super) fn migrate(binary: &Path, url: &str, folder: &Path) -> anyhow::Result<String> {
+    let data = folder.join("data-operator");
+    let mut command = Command::new(binary);
+    command.args(["store", "migrate", "--store", url, "--data"]).arg(&data).env("NO_COLOR", "1");
+    let output = command.output().with_context(|| format!("cannot start {}", binary.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`reveille store migrate` failed: {}", said.trim());
+    Ok(std::fs::read_to_string(data.join("admin.key")).context("there is no key")?.trim().to_owned())
+}
