@@ -199,7 +199,30 @@ async fn sample_outcomes(server: &Server, of: &[Incarnation]) -> anyhow::Result<
     Ok(Some(format!("{booked} of {asked} sampled runs are booked as succeeded")))
 }
 
-fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) -> Row {
+/// Fires `due` from schedules that `server` is asked for, while `meanwhile` goes on with the first due instant; what the
+/// receiver saw.
+///
+/// # Errors
+/// If the schedules cannot be made in time, or `meanwhile` fails.
+pub(crate) async fn observe(
+    runtime: &Runtime,
+    server: &Server,
+    due: Due,
+    options: Options,
+    meanwhile: impl AsyncFnOnce(Timestamp) -> anyhow::Result<()>,
+) -> anyhow::Result<(Verdict, Timestamp)> {
+    let arrivals = Arc::new(Arrivals::logging());
+    let receiver = receive(runtime, options, arrivals.clone()).await?;
+    let planned = plan(runtime, server, due, lead(due.count()), url_of(receiver.address)).await?;
+    runtime.sleep(planned.first_at.since(runtime.now())).await;
+    meanwhile(planned.first_at).await?;
+    wait(runtime, &arrivals, due, planned.first_at).await?;
+    let verdict = arrivals.verdict(&planned.incarnations)?;
+    drop(receiver);
+    Ok((verdict, planned.first_at))
+}
+
+pub(crate) fn row(name: &str, due: Due, first_at: Timestamp, verdict: &Verdict) -> Row {
     let mut row = Row::new(name).with_latency(&verdict.lateness);
     row.count = Some(verdict.arrived);
     row.lost = Some(verdict.lost);

@@ -5,6 +5,7 @@
 
 mod arrivals;
 mod batch;
+mod cluster;
 mod create;
 mod fire;
 mod limit;
@@ -24,6 +25,7 @@ use clap::{Args, Subcommand};
 use runtime::Runtime;
 
 use crate::console;
+use crate::engine::Url;
 use create::Load;
 use fire::{Due, Foreign, SlowTrial, Trial};
 use limit::Part;
@@ -45,6 +47,8 @@ pub(crate) enum Command {
     Fire(FireArguments),
     /// Memory and restart with many schedules pending, and the lateness of callbacks beside them
     Pending(PendingArguments),
+    /// Members over one database: callbacks of one, two and three, and lateness when one goes
+    Cluster(ClusterArguments),
     /// The child of `limit` that stands for a server
     #[command(hide = true)]
     LimitHandler {
@@ -118,6 +122,20 @@ pub(crate) struct CreateArguments {
     /// Measure the bare durable handler before and after each run, and tell the ratio
     #[arg(long)]
     with_limit: bool,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ClusterArguments {
+    #[command(flatten)]
+    common: Common,
+    /// An empty database, postgres://…
+    #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
+    store: Url,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=16))]
+    members: u64,
+    /// Callbacks in flight of each member
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    in_flight: u64,
 }
 
 #[derive(Args, Debug)]
@@ -218,6 +236,7 @@ pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<(
         Command::Create(arguments) => run_create(runtime, &arguments).await,
         Command::Batch(arguments) => run_batch(runtime, &arguments).await,
         Command::Change(arguments) => run_change(runtime, &arguments).await,
+        Command::Cluster(arguments) => run_cluster(runtime, &arguments).await,
         Command::Fire(arguments) => run_fire(runtime, &arguments).await,
         Command::Pending(arguments) => run_pending(runtime, &arguments).await,
         Command::LimitHandler { listen, journal } => limit_handler::serve(runtime, listen, journal).await,
@@ -256,6 +275,21 @@ async fn run_create(runtime: &Runtime, arguments: &CreateArguments) -> anyhow::R
     }
     server.stop(runtime).await?;
     print(common, vec![(rows, beside.rows)])
+}
+
+async fn run_cluster(runtime: &Runtime, arguments: &ClusterArguments) -> anyhow::Result<()> {
+    let ClusterArguments { common, store, members, in_flight } = arguments;
+    let trial = cluster::Trial { members: *members, in_flight: *in_flight };
+    let mut runs: Vec<Vec<Row>> = Vec::new();
+    for _ in 0..common.runs {
+        for (at, row) in cluster::run(runtime, store, &common.data, trial).await?.into_iter().enumerate() {
+            match runs.get_mut(at) {
+                Some(rows) => rows.push(row),
+                None => runs.push(vec![row]),
+            }
+        }
+    }
+    print(common, runs.into_iter().map(|rows| (rows, Vec::new())).collect())
 }
 
 async fn run_batch(runtime: &Runtime, arguments: &BatchArguments) -> anyhow::Result<()> {

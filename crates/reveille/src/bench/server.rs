@@ -37,6 +37,8 @@ pub(crate) struct Server {
     folder: PathBuf,
     threads: Option<u16>,
     store: Option<Url>,
+    /// Further arguments of `serve`.
+    arguments: Vec<String>,
 }
 
 /// A large data folder takes its time to open; more than this is a failure.
@@ -57,22 +59,25 @@ impl Server {
                 folder: folder.to_owned(),
                 threads: None,
                 store: None,
+                arguments: Vec::new(),
             });
         }
         let address = free_address()?;
         if let Some(store) = &arguments.store {
             migrate(store, &data(folder)).await?;
         }
-        let process = spawn(runtime, folder, address, arguments.server_threads, arguments.store.as_ref()).await?;
-        let key = read_key(&data(folder).join("admin.key"))?;
-        Ok(Server {
+        let mut server = Server {
             address,
-            key,
-            process: Some(process),
+            key: String::new(),
+            process: None,
             folder: folder.to_owned(),
             threads: arguments.server_threads,
             store: arguments.store.clone(),
-        })
+            arguments: Vec::new(),
+        };
+        server.start_again(runtime).await?;
+        server.key = read_key(&data(folder).join("admin.key"))?;
+        Ok(server)
     }
 
     /// What goes into every request to it.
@@ -94,22 +99,82 @@ impl Server {
     /// # Errors
     /// If the server is not of this trial's making, or does not come back.
     pub(crate) async fn kill_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
-        let process = self.process.take().context("only a server that the trial has started can be killed")?;
-        process.kill().await?;
+        self.kill().await?;
         self.start_again(runtime).await
     }
 
     /// As [`Server::kill_and_restart`], with a polite stop.
     pub(crate) async fn stop_and_restart(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
-        let process = self.process.take().context("only a server that the trial has started can be stopped")?;
-        ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop by itself within {STOP_MAX:?}");
+        self.end(runtime).await?;
         self.start_again(runtime).await
     }
 
-    async fn start_again(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
+    /// As one member of several over a database, whose schema is made if it is not there; its own folder is within
+    /// `folder`, where the key is.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(crate) async fn start_member(
+        runtime: &Runtime,
+        store: &Url,
+        folder: &Path,
+        name: &str,
+        arguments: &[&str],
+    ) -> anyhow::Result<Self> {
+        let own = folder.join(name);
+        fs::create_dir_all(&own).with_context(|| format!("cannot make the folder {}", own.display()))?;
+        migrate(store, &data(folder)).await?;
+        let mut server = Server {
+            address: free_address()?,
+            key: read_key(&data(folder).join("admin.key"))?,
+            process: None,
+            folder: own,
+            threads: None,
+            store: Some(store.clone()),
+            arguments: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
+        };
+        server.start_again(runtime).await?;
+        Ok(server)
+    }
+
+    /// Starts it where it was; how long until it was ready.
+    ///
+    /// # Errors
+    /// If it is not ready in time.
+    pub(crate) async fn start_again(&mut self, runtime: &Runtime) -> anyhow::Result<Duration> {
         let started = runtime.monotonic();
-        self.process = Some(spawn(runtime, &self.folder, self.address, self.threads, self.store.as_ref()).await?);
+        let data = data(&self.folder);
+        let threads = self.threads.map(|threads| threads.to_string());
+        let mut arguments =
+            vec!["serve", "--no-receiver", "--data", data.to_str().context("the data folder's path is not text")?];
+        if let Some(threads) = &threads {
+            arguments.extend(["--threads", threads]);
+        }
+        arguments.extend(self.arguments.iter().map(String::as_str));
+        let environment: Vec<(&str, &str)> =
+            self.store.iter().map(|store| ("REVEILLE_STORE", store.as_str())).collect();
+        let log = self.folder.join("serve.log");
+        let process = Process::start(runtime, &arguments, &environment, self.address, "/readyz", &log, READY_MAX);
+        self.process = Some(process.await?);
         Ok(runtime.monotonic().since(started))
+    }
+
+    /// `kill -9`.
+    ///
+    /// # Errors
+    /// If it is not of this trial's making.
+    pub(crate) async fn kill(&mut self) -> anyhow::Result<()> {
+        self.process.take().context("only a server that the trial has started can be killed")?.kill().await
+    }
+
+    /// A polite stop.
+    ///
+    /// # Errors
+    /// If it is not of this trial's making, or does not stop by itself.
+    pub(crate) async fn end(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
+        let process = self.process.take().context("only a server that the trial has started can be stopped")?;
+        ensure!(process.stop(runtime, STOP_MAX).await?, "the server did not stop by itself within {STOP_MAX:?}");
+        Ok(())
     }
 
     /// Stops it, if it is of this trial's making.
@@ -141,24 +206,6 @@ async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
         key.display()
     );
     Ok(())
-}
-
-async fn spawn(
-    runtime: &Runtime,
-    folder: &Path,
-    address: SocketAddr,
-    threads: Option<u16>,
-    store: Option<&Url>,
-) -> anyhow::Result<Process> {
-    let data = data(folder);
-    let threads = threads.map(|threads| threads.to_string());
-    let mut arguments =
-        vec!["serve", "--no-receiver", "--data", data.to_str().context("the data folder's path is not text")?];
-    if let Some(threads) = &threads {
-        arguments.extend(["--threads", threads]);
-    }
-    let environment: Vec<(&str, &str)> = store.map(|store| ("REVEILLE_STORE", store.as_str())).into_iter().collect();
-    Process::start(runtime, &arguments, &environment, address, "/readyz", &folder.join("serve.log"), READY_MAX).await
 }
 
 fn read_key(path: &Path) -> anyhow::Result<String> {
