@@ -206,7 +206,7 @@ async fn what_was_begun_goes_on_when_its_asker_goes_away() {
             Reply::Heard
         })
     });
-    let answering = answering.await;
+    let mut answering = answering.await;
     let asked = asking().ask(&member(answering.address), Ask::Nudge);
     tokio::select! {
         biased;
@@ -218,8 +218,47 @@ async fn what_was_begun_goes_on_when_its_asker_goes_away() {
         let other = asking().ask(&member(answering.address), Ask::Create(Vec::new())).await;
         assert_eq!(other, Ok(Reply::Created(Vec::new())));
     }
+    // Nor does a stop drop it, as long as there is time.
+    answering.stop.cancel();
+    assert!(!answering.ends_within(Duration::from_millis(100)).await, "it is still under way");
     gate.add_permits(1);
-    done.acquire().await.unwrap().forget();
+    answering.ended().await;
+    assert_eq!(done.available_permits(), 1);
+}
+
+#[tokio::test]
+async fn a_reply_that_does_not_belong_to_its_ask_is_not_handed_on() {
+    let reply = Arc::new(Mutex::new(Reply::Heard));
+    let present = reply.clone();
+    let answering = Answering::start(Setup::default(), move |_| {
+        let reply = present.lock().unwrap().clone();
+        Box::pin(async move { reply })
+    });
+    let answering = answering.await;
+    let (peers, to) = (asking(), member(answering.address));
+    let all = exchanges();
+    for (ask, _) in &all {
+        for (_, other) in &all {
+            let belongs = match (ask, other) {
+                (_, Reply::NotOwned | Reply::Failed(_)) => true,
+                (Ask::Outcome(_) | Ask::Nudge, Reply::Heard) => true,
+                (ask, other) => {
+                    all.iter().any(|(a, b)| a == ask && std::mem::discriminant(b) == std::mem::discriminant(other))
+                }
+            };
+            *reply.lock().unwrap() = other.clone();
+            let expected = if belongs { Ok(other.clone()) } else { Err("it answers something else than was asked") };
+            let found = peers.ask(&to, ask.clone()).await;
+            match expected {
+                Ok(expected) => assert_eq!(found, Ok(expected)),
+                Err(expected) => assert_eq!(reason(found), expected, "{ask:?} {other:?}"),
+            }
+        }
+    }
+    // A create is answered for each of its schedules.
+    *reply.lock().unwrap() = Reply::Created(vec![Err(CreateRefusal::Exists)]);
+    let told = reason(peers.ask(&to, Ask::Create(vec![named(1, 1), named(2, 1)])).await);
+    assert_eq!(told, "it answers something else than was asked");
 }
 
 #[tokio::test]

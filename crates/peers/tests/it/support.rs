@@ -90,8 +90,15 @@ impl Answering {
         self.asked.load(Ordering::SeqCst)
     }
 
-    pub(crate) async fn ended(self) {
-        assert_eq!(self.ended.await, runtime::TaskEnd::Finished);
+    /// Whether the listener ends within `limit`.
+    pub(crate) async fn ends_within(&mut self, limit: Duration) -> bool {
+        let end = Runtime::real().timeout(limit, &mut self.ended).await;
+        assert!(end.is_none_or(|end| end == runtime::TaskEnd::Finished), "it ended as {end:?}");
+        end.is_some()
+    }
+
+    pub(crate) async fn ended(mut self) {
+        assert!(self.ends_within(Duration::from_secs(5)).await, "the listener does not end");
     }
 }
 
