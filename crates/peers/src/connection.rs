@@ -25,17 +25,17 @@ const HEADERS_MAX: usize = 32;
 
 /// Serves until the peer goes, nothing goes on for too long, or `drain` and the request under way has its answer.
 pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream, drain: CancellationToken) {
-    let watch = Watch::new(&service.runtime, service.options.read_timeout);
+    let watch = Watch::new(&service.parts.runtime, service.parts.options.read_timeout);
     let answering = service_fn(|request: Request<Incoming>| {
         let (service, watch) = (service.clone(), &watch);
         async move {
             watch.begin();
             let (mut response, is_member) = service.answer(request).await;
             if is_member {
-                watch.end(service.options.idle_timeout);
+                watch.end(service.parts.options.idle_timeout);
             } else {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-                watch.end(service.options.read_timeout);
+                watch.end(service.parts.options.read_timeout);
             }
             Ok::<_, std::convert::Infallible>(response)
         }
@@ -46,9 +46,9 @@ pub(crate) async fn serve(service: Arc<Service>, stream: TcpStream, drain: Cance
     let mut stop = pin!(drain.cancelled());
     let mut is_draining = false;
     // The end may come nearer while this sleeps.
-    let period = service.options.idle_timeout.min(service.options.read_timeout);
+    let period = service.parts.options.idle_timeout.min(service.parts.options.read_timeout);
     loop {
-        let idle = pin!(service.runtime.sleep_until(watch.look_again_at(period)));
+        let idle = pin!(service.parts.runtime.sleep_until(watch.look_again_at(period)));
         let stop = async {
             if is_draining {
                 std::future::pending::<()>().await;

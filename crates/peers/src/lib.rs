@@ -2,8 +2,8 @@
 //!
 //! Both ends prove that they know the cluster's secret ([`ClusterSecret`]): the asking one with each request, for this
 //! member, once and now; the answering one with each answer, for this request. So nobody else can ask, answer, change
-//! what is sent or send it again. What this does not do: hide anything. Until there is TLS, whoever listens on the network between
-//! members reads the bodies, tenants' payloads and headers among them; keep that network private.
+//! what is sent or send it again. What this does not do: hide anything. Until there is TLS, whoever listens on the
+//! network between members reads the bodies, tenants' payloads and headers among them; keep that network private.
 //!
 //! Nothing is tried again here, but for a request of which not a byte was sent when its kept connection turned out to be
 //! closed. What is asked, and what follows from an answer, is the scheduler's; the form on the wire is in `wire`.

@@ -49,8 +49,8 @@ pub struct ListenerOptions {
     pub idle_timeout: Duration,
     /// How far a sender's clock may be off, either way. Default 30 s; each request is remembered for about as long.
     pub clock_offset_max: Duration,
-    /// Requests that are remembered, so that none is answered twice; beyond it asks are refused. Default 1,048,576: with
-    /// the default offset, 35,000 asks a second, in about 70 MB.
+    /// Requests that are remembered, so that none is answered twice; beyond it asks are refused. Default 1,048,576:
+    /// with the default offset, 35,000 asks a second, in about 70 MB.
     pub nonces_max: usize,
     /// How long asks under way have when the listener stops. Default 10 s.
     pub drain_timeout: Duration,
@@ -163,7 +163,7 @@ impl Listener {
         drain.cancel();
         let ended = async {
             all_back(&places, connections_max).await;
-            all_back(&service.asks, asks_max).await;
+            all_back(&service.parts.asks, asks_max).await;
         };
         let mut ended = pin!(ended);
         if runtime.timeout(drain_timeout, &mut ended).await.is_none() {

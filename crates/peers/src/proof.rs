@@ -1,9 +1,9 @@
 //! What a request and its answer carry to show that their senders know the cluster's secret.
 //!
 //! A request's MAC is over its method and path, who sends it, whom it is for, a nonce, the sender's clock, and the
-//! hash of its body. The hash travels in the head, so that the head can be judged before a byte of the body is read. An answer's MAC is
-//! over the request's nonce, the status and the hash of the answer's body: so it answers this request and no other. The
-//! two begin with different words, and none can pass for the other.
+//! hash of its body. The hash travels in the head, so that the head can be judged before a byte of the body is read.
+//! An answer's MAC is over the request's nonce, the status and the hash of the answer's body: so it answers this
+//! request and no other. The two begin with different words, and none can pass for the other.
 
 use coordination::MemberId;
 use domain::Timestamp;

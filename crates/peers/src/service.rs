@@ -1,7 +1,7 @@
 //! One request: who sends it, whether it may be answered, and its answer.
 //!
-//! The order of the checks: the MAC over the head; whom it is for; its time; its nonce; only then is the body read, up to
-//! a limit, compared with its hash, and decoded. Always true here: nothing is decoded, kept or waited for that the
+//! The order of the checks: the MAC over the head; whom it is for; its time; its nonce; only then is the body read, up
+//! to a limit, compared with its hash, and decoded. Always true here: nothing is decoded, kept or waited for that the
 //! secret does not vouch for; after the MAC was right, every answer is proved, too.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,18 +43,10 @@ pub(crate) struct Parts {
 }
 
 pub(crate) struct Service {
-    parts: Parts,
+    pub(crate) parts: Parts,
     nonces: Mutex<Nonces>,
     /// When a line of [`Service::warn`] was last logged, in milliseconds; 0 if never.
     warned_millis: AtomicU64,
-}
-
-impl std::ops::Deref for Service {
-    type Target = Parts;
-
-    fn deref(&self) -> &Parts {
-        &self.parts
-    }
 }
 
 /// Why a request has no reply.
@@ -88,12 +80,12 @@ impl Service {
         };
         let hash = sha256(&body);
         let mut response = self.response(status, body);
-        proof::prove_answer(&self.secret, head.nonce, status, &hash, response.headers_mut());
+        proof::prove_answer(&self.parts.secret, head.nonce, status, &hash, response.headers_mut());
         (response, true)
     }
 
     fn response(&self, status: StatusCode, body: Bytes) -> Response<Full<Bytes>> {
-        self.answered.count(status);
+        self.parts.answered.count(status);
         let mut response = Response::new(Full::new(body));
         *response.status_mut() = status;
         response
@@ -111,8 +103,13 @@ impl Service {
             tracing::debug!("something that is no member sends requests to the address for peers");
             return Err(StatusCode::UNAUTHORIZED);
         };
-        claimed.proved(&self.secret).ok_or_else(|| {
-            self.warn(|| tracing::warn!("a member with another cluster's secret, or something that poses as one, asks here: check its address and its database"));
+        claimed.proved(&self.parts.secret).ok_or_else(|| {
+            self.warn(|| {
+                tracing::warn!(
+                    "a member with another cluster's secret, or something that poses as one, asks here: check its \
+                     address and its database"
+                );
+            });
             StatusCode::UNAUTHORIZED
         })
     }
@@ -136,33 +133,30 @@ impl Service {
     }
 
     fn check(&self, head: &Head) -> Result<(), Refused> {
-        if !(self.is_me)(head.to) {
+        if !(self.parts.is_me)(head.to) {
             return Err(refused(StatusCode::MISDIRECTED_REQUEST, "another member is here, or a later session of it"));
         }
-        let now = self.runtime.now();
-        let limit = self.options.clock_offset_max;
+        let now = self.parts.runtime.now();
+        let limit = self.parts.options.clock_offset_max;
         if head.sent_at.since(now) > limit || now.since(head.sent_at) > limit {
-            let Head { sent_at, from, .. } = head;
-            self.warn(|| {
-                let from = from.as_str();
-                tracing::warn!(from, %sent_at, %now, "an ask is refused: its sender's clock and the one here differ too much");
-            });
-            return Err(refused(StatusCode::FORBIDDEN, clocks_differ(*sent_at, now, limit)));
+            let (from, sent_at) = (head.from.as_str(), head.sent_at);
+            self.warn(|| tracing::warn!(from, %sent_at, %now, "an ask is refused: its clock and the one here differ"));
+            return Err(refused(StatusCode::FORBIDDEN, clocks_differ(sent_at, now, limit)));
         }
-        let monotonic = self.runtime.monotonic();
         // One more millisecond: at the limit itself it would still be taken.
         let left = (head.sent_at + limit).since(now) + Duration::from_millis(1);
-        let noted =
-            self.nonces.lock().expect("no holder of this lock panics").note(head.nonce, monotonic, monotonic + left);
+        self.note(head, left)
+    }
+
+    /// Refuses a request that was here before; `left` from now it is refused for its age.
+    fn note(&self, head: &Head, left: Duration) -> Result<(), Refused> {
+        let now = self.parts.runtime.monotonic();
+        let noted = self.nonces.lock().expect("no holder of this lock panics").note(head.nonce, now, now + left);
         match noted {
             Noted::New => Ok(()),
             Noted::Seen => {
-                self.warn(|| {
-                    tracing::warn!(
-                        from = head.from.as_str(),
-                        "a request was repeated, and refused: somebody listens on the network"
-                    )
-                });
+                let from = head.from.as_str();
+                self.warn(|| tracing::warn!(from, "a repeated request is refused: somebody listens on the network"));
                 Err(refused(StatusCode::CONFLICT, "this request was made before"))
             }
             Noted::Full => Err(refused(StatusCode::SERVICE_UNAVAILABLE, "too many requests in too short a time")),
@@ -174,8 +168,8 @@ impl Service {
         if length.is_some_and(|length| length > ASK_BYTES_MAX as u64) {
             return Err(too_large());
         }
-        let permit = self.asks.clone().acquire_owned();
-        match self.runtime.timeout(self.options.read_timeout, permit).await {
+        let permit = self.parts.asks.clone().acquire_owned();
+        match self.parts.runtime.timeout(self.parts.options.read_timeout, permit).await {
             Some(permit) => Ok(permit.expect("nobody closes the semaphore")),
             None => Err(refused(StatusCode::SERVICE_UNAVAILABLE, "too many asks at once")),
         }
@@ -183,7 +177,7 @@ impl Service {
 
     async fn body(&self, request: Request<Incoming>) -> Result<Bytes, Refused> {
         let body = Limited::new(request.into_body(), ASK_BYTES_MAX).collect();
-        match self.runtime.timeout(self.options.read_timeout, body).await {
+        match self.parts.runtime.timeout(self.parts.options.read_timeout, body).await {
             Some(Ok(body)) => Ok(body.to_bytes()),
             Some(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
             Some(Err(_)) => Err(refused(StatusCode::BAD_REQUEST, "the body broke off")),
@@ -196,10 +190,11 @@ impl Service {
         let (tell, told) = oneshot::channel();
         let service = self.clone();
         // Its permit is what the listener waits for at the end.
-        drop(self.runtime.spawn("peer ask", async move {
+        drop(self.parts.runtime.spawn("peer ask", async move {
             let _permit = permit;
-            let handled = service.runtime.timeout(service.options.answer_timeout, (service.handler)(ask));
-            if let Some(reply) = service.kill.run_until_cancelled(handled).await {
+            let handled =
+                service.parts.runtime.timeout(service.parts.options.answer_timeout, (service.parts.handler)(ask));
+            if let Some(reply) = service.parts.kill.run_until_cancelled(handled).await {
                 let _nobody_waits = tell.send(reply);
             }
         }));
@@ -212,7 +207,7 @@ impl Service {
 
     /// Logs what anybody on the network can cause, but not as often as they do.
     fn warn(&self, log: impl FnOnce()) {
-        let now = u64::try_from(self.runtime.monotonic().since_start().as_millis()).unwrap_or(u64::MAX);
+        let now = u64::try_from(self.parts.runtime.monotonic().since_start().as_millis()).unwrap_or(u64::MAX);
         let last = self.warned_millis.load(Ordering::Relaxed);
         let period = u64::try_from(WARNING_PERIOD.as_millis()).unwrap_or(u64::MAX);
         let is_due = last == 0 || now.saturating_sub(last) >= period;
@@ -228,6 +223,7 @@ fn too_large() -> Refused {
 
 fn clocks_differ(sent_at: Timestamp, now: Timestamp, limit: Duration) -> String {
     format!(
-        "it was sent at {sent_at} by its sender's clock, and it is {now} here; at most {limit:?} between them are taken: set the clocks"
+        "it was sent at {sent_at} by its sender's clock, and it is {now} here; at most {limit:?} between them are \
+         taken: set the clocks"
     )
 }

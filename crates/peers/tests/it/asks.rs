@@ -3,21 +3,24 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::MemberId;
+use coordination::{Member, MemberId};
 use domain::occurrence::Run;
 use domain::{
     Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, ShardId, TargetKey,
     TenantId, Timestamp,
 };
 use futures_util::future::join_all;
-use peers::ListenerOptions;
+use peers::{Handler, Listener, ListenerOptions};
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use runtime::Runtime;
 use scheduler::peers::Outcome;
 use scheduler::{Ask, CancelAnswer, CreateRefusal, Peers, PutAnswer, RedriveAnswer, Reply};
 use store::StoreError;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use crate::support::{Answering, Setup, asking, fitting, hurried, member, named, reason, schedule};
+use crate::support::{Answering, Setup, asking, fitting, hurried, member, named, reason, schedule, secret};
 
 fn an_occurrence() -> Occurrence {
     let nominal = Timestamp::from_millis(1_800_000_000_123);
@@ -224,6 +227,36 @@ async fn what_was_begun_goes_on_when_its_asker_goes_away() {
     gate.add_permits(1);
     answering.ended().await;
     assert_eq!(done.available_permits(), 1);
+}
+
+#[tokio::test]
+async fn asks_and_requests_are_counted() {
+    let runtime = Runtime::real();
+    let address = "127.0.0.1:0".parse().unwrap();
+    let listener = Listener::bind(&runtime, address, ListenerOptions::default()).await.unwrap();
+    let (mut registry, peers) = (Registry::default(), asking());
+    listener.register(&mut registry);
+    peers.register(&mut registry);
+    let to = member(listener.local_addr());
+    let me = to.id;
+    let handler: Handler = Arc::new(|ask| Box::pin(async move { fitting(&ask) }));
+    let stop = std::future::pending::<()>();
+    drop(runtime.spawn("listener", listener.serve_until(secret(), Arc::new(move |id| id == me), handler, stop)));
+    assert_eq!(peers.ask(&to, Ask::Nudge).await, Ok(Reply::Heard));
+    assert_eq!(peers.ask(&to, Ask::Put(named(1, 1))).await, Ok(Reply::NotOwned));
+    assert!(peers.ask(&Member { id: MemberId(0), ..to }, Ask::Nudge).await.is_err());
+    let mut text = String::new();
+    encode(&mut text, &registry).unwrap();
+    let mut lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    lines.sort_unstable();
+    let expected = [
+        "reveille_peer_asks_total{ask=\"nudge\",outcome=\"answered\"} 1",
+        "reveille_peer_asks_total{ask=\"nudge\",outcome=\"unreachable\"} 1",
+        "reveille_peer_asks_total{ask=\"put\",outcome=\"not_owned\"} 1",
+        "reveille_peer_requests_total{status=\"200\"} 2",
+        "reveille_peer_requests_total{status=\"421\"} 1",
+    ];
+    assert_eq!(lines, expected);
 }
 
 #[tokio::test]
