@@ -117,8 +117,9 @@ impl Request {
     }
 }
 
-/// How long after the answer an outcome may take to be durable.
-const BOOKING_MS: u64 = 2_000;
+/// How long after the answer an outcome may take to be durable; at another member's interruption, to be told.
+const BOOKING_MS: u64 = 1_000;
+const TELLING_MS: u64 = 200;
 /// How long a connection that was cut needs to notice that it is not any more, beyond the cut's own length.
 const NOTICE_MS: u64 = 1_000;
 
@@ -128,11 +129,11 @@ impl Fault {
         let length = self.end_ms.saturating_sub(self.start_ms);
         match self.kind {
             Kind::KilledAndLeftDead | Kind::KilledAndRestarted => Some((self.start_ms, self.end_ms)),
-            Kind::Paused | Kind::CutOff | Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
+            Kind::CutOff | Kind::CutFromDatabase | Kind::CutFromPeers | Kind::CutFromReceiver => {
                 // TCP's waits have doubled meanwhile (RFC 6298).
                 Some((self.start_ms, self.end_ms + length + NOTICE_MS))
             }
-            Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused => {
+            Kind::Paused | Kind::DatabaseRestarted | Kind::DatabaseKilled | Kind::DatabasePaused => {
                 Some((self.start_ms, self.end_ms + NOTICE_MS))
             }
             Kind::Stopped | Kind::JoinedAndLeft => None,
@@ -140,7 +141,8 @@ impl Fault {
     }
 
     fn interrupted(&self, callback: &Callback) -> bool {
-        let under_way = (callback.started_ms, callback.arrived_ms + callback.answered_after_ms + BOOKING_MS);
+        let after_ms = if self.is_of(callback) { BOOKING_MS } else { TELLING_MS };
+        let under_way = (callback.started_ms, callback.arrived_ms + callback.answered_after_ms + after_ms);
         self.interrupts().is_some_and(|(start, end)| under_way.0 <= end && start <= under_way.1)
     }
 
