@@ -96,7 +96,9 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     }
     let seed = arguments.seed.unwrap_or_else(log::now_millis);
     let (minutes, rate) = (arguments.minutes, arguments.rate);
-    eprintln!("chaos: seed {seed}, {minutes} minutes, {rate} requests a second; again: --seed {seed} --minutes {minutes}");
+    eprintln!(
+        "chaos: seed {seed}, {minutes} minutes, {rate} requests a second; again: --seed {seed} --minutes {minutes}"
+    );
     let binary = match &arguments.binary {
         Some(binary) => binary.canonicalize().with_context(|| format!("there is no {}", binary.display()))?,
         None => build::build(arguments.mutant)?,
@@ -182,7 +184,8 @@ fn play(arguments: &ChaosArguments, seed: u64, binary: PathBuf, folder: &Path) -
     let mut failures = stage.failures.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let (strange, first) = receiver.strange();
     if strange > 0 {
-        failures.push(format!("{strange} callbacks were not what was asked for; the first: {}", first.unwrap_or_default()));
+        failures
+            .push(format!("{strange} callbacks were not what was asked for; the first: {}", first.unwrap_or_default()));
     }
     Ok(failures)
 }
@@ -233,7 +236,10 @@ fn disturb(stage: &Stage, plan: &mut Plan, seconds: u64, receiver: &Receiver) {
 
 /// Waits for all that is owed, and then for what must not come.
 fn settle(stage: &Stage, folder: &Path, receiver: &Receiver) -> anyhow::Result<()> {
-    eprintln!("{:7.1} s  the last request was answered; what is due is waited for", stage.began.elapsed().as_secs_f64());
+    eprintln!(
+        "{:7.1} s  the last request was answered; what is due is waited for",
+        stage.began.elapsed().as_secs_f64()
+    );
     thread::sleep(Duration::from_millis(stage.world.ahead_ms));
     let deadline = Instant::now() + SETTLE;
     while Records::read(folder)?.lost() > 0 && Instant::now() < deadline {

@@ -8,6 +8,8 @@ mod lateness;
 mod owners;
 mod promises;
 mod report;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -73,9 +75,10 @@ impl Records {
 
     /// The ids of schedules of which the service must tell its runs before a verdict is just.
     pub(super) fn questions(&self) -> Vec<(String, String)> {
-        let open = self.stories.iter().filter(|(_, story)| {
-            !promises::unaccounted(story, &self.faults).is_empty() || promises::is_lost(story)
-        });
+        let open = self
+            .stories
+            .iter()
+            .filter(|(_, story)| !promises::unaccounted(story, &self.faults).is_empty() || promises::is_lost(story));
         open.filter_map(|(token, story)| Some((token.clone(), story.id()?))).collect()
     }
 

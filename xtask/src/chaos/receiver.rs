@@ -36,8 +36,7 @@ struct Inner {
 impl Receiver {
     pub(super) fn start(at: Ipv4Addr, log: Log, chance: Chance) -> anyhow::Result<Self> {
         let listener = TcpListener::bind((at, 0)).context("the receiver has no port")?;
-        let inner =
-            Inner { log, chance: Mutex::new(chance), count: AtomicU64::new(0), strange: Mutex::new((0, None)) };
+        let inner = Inner { log, chance: Mutex::new(chance), count: AtomicU64::new(0), strange: Mutex::new((0, None)) };
         let receiver = Receiver { address: listener.local_addr()?, inner: Arc::new(inner) };
         let accepting = receiver.clone();
         thread::spawn(move || {

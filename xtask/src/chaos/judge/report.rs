@@ -44,7 +44,18 @@ impl Verdict {
     fn faults(&self, records: &Records) -> String {
         let mut text = format!(
             "\n{:<20} {:>5} {:>8} {:>8} {:>6}   {:>8} {:>7} {:>7} {:>7}   {:>6} {:>7} {:>7}\n",
-            "", "times", "doubles", "others'", "most", "fired", "p50 ms", "p99 ms", "max ms", "moved", "p50 ms", "max ms"
+            "",
+            "times",
+            "doubles",
+            "others'",
+            "most",
+            "fired",
+            "p50 ms",
+            "p99 ms",
+            "max ms",
+            "moved",
+            "p50 ms",
+            "max ms"
         );
         let cell = |value: Option<u64>| value.map_or_else(|| "-".to_owned(), |value| value.to_string());
         let empty = Sample::default();

@@ -1,0 +1,178 @@
+//! Each promise is broken once, in a story of a few lines, and the judge must say so; and none of a good one.
+
+use super::super::log::{Answer, Callback, Fault, Kind, Operation, Place, Request};
+use super::{Promise, Records, Verdict, judge};
+
+const DUE: u64 = 100_000;
+
+fn request(operation: Operation, version: u32, asked_ms: u64, answer: Answer) -> Request {
+    Request {
+        token: "t".to_owned(),
+        operation,
+        version,
+        at_ms: Some(DUE),
+        every_ms: None,
+        member: "a".to_owned(),
+        asked_ms,
+        answered_ms: asked_ms + 10,
+        answer,
+        status: 200,
+        id: None,
+        next_ms: None,
+        decided_by_ms: None,
+        too_late: false,
+        said: None,
+    }
+}
+
+fn create() -> Request {
+    request(Operation::Create, 1, 90_000, Answer::Acknowledged)
+}
+
+fn cancel(asked_ms: u64, answer: Answer) -> Request {
+    request(Operation::Cancel, 1, asked_ms, answer)
+}
+
+fn callback(started_ms: u64, from: &str) -> Callback {
+    Callback {
+        token: "t".to_owned(),
+        version: 1,
+        arrived_ms: started_ms + 1,
+        started_ms,
+        nominal_ms: DUE,
+        run: "r".to_owned(),
+        schedule: "s".to_owned(),
+        attempt: 1,
+        term: 1,
+        from: from.to_owned(),
+        answered_with: 200,
+        answered_after_ms: 0,
+    }
+}
+
+fn fault(kind: Kind, member: &str, start_ms: u64, end_ms: u64) -> Fault {
+    Fault { number: 1, kind, member: member.to_owned(), start_ms, end_ms, healed_ms: end_ms }
+}
+
+fn verdict(requests: Vec<Request>, callbacks: Vec<Callback>, faults: Vec<Fault>) -> Verdict {
+    let places = vec![Place { token: "t".to_owned(), poller: 7 }];
+    judge(&Records::new(requests, callbacks, faults, places, Vec::new()))
+}
+
+#[track_caller]
+fn check(requests: Vec<Request>, callbacks: Vec<Callback>, faults: Vec<Fault>, expected: &[Promise]) {
+    let broken: Vec<Promise> = verdict(requests, callbacks, faults).broken.iter().map(|one| one.promise).collect();
+    assert_eq!(broken, expected);
+}
+
+#[test]
+fn what_was_acknowledged_and_never_came_is_lost_and_what_came_late_is_not() {
+    check(vec![create()], vec![], vec![], &[Promise::NothingLost]);
+    check(vec![create()], vec![callback(DUE + 50_000, "a")], vec![], &[]);
+    check(vec![request(Operation::Create, 1, 90_000, Answer::Unknown)], vec![], vec![], &[]);
+    check(vec![create(), cancel(95_000, Answer::Unknown)], vec![], vec![], &[]);
+    let put = |answer| request(Operation::Put, 2, 95_000, answer);
+    let of_first = || vec![callback(DUE, "a")];
+    check(vec![create(), put(Answer::Unknown)], of_first(), vec![], &[]);
+    check(vec![create(), put(Answer::Unknown)], vec![], vec![], &[Promise::NothingLost]);
+    let replaced = [Promise::NothingLost, Promise::NothingOfWhatWasReplaced];
+    check(vec![create(), put(Answer::Acknowledged)], of_first(), vec![], &replaced);
+}
+
+#[test]
+fn a_callback_before_its_instant_is_early() {
+    check(vec![create()], vec![callback(DUE - 2, "a")], vec![], &[Promise::NothingEarly]);
+}
+
+#[test]
+fn what_fires_after_its_cancellation_is_found_unless_a_cut_had_it_under_way() {
+    let cancelled = || vec![create(), cancel(DUE + 100, Answer::Cancelled)];
+    check(cancelled(), vec![callback(DUE, "a")], vec![], &[]);
+    check(cancelled(), vec![callback(DUE + 200, "a")], vec![], &[Promise::NothingAfterCancel]);
+    let late = || vec![Callback { arrived_ms: DUE + 3_000, ..callback(DUE, "a") }];
+    check(cancelled(), late(), vec![], &[Promise::NothingAfterCancel]);
+    check(cancelled(), late(), vec![fault(Kind::CutOff, "b", DUE - 10, DUE + 2_500)], &[Promise::NothingAfterCancel]);
+    check(cancelled(), late(), vec![fault(Kind::CutOff, "a", DUE - 10, DUE + 2_500)], &[]);
+    let too_late = vec![create(), cancel(DUE + 100, Answer::TooLate)];
+    check(too_late.clone(), vec![callback(DUE + 99, "a")], vec![], &[]);
+    check(too_late, vec![callback(DUE + 300, "a")], vec![], &[Promise::NothingAfterCancel]);
+    let pending = Request { decided_by_ms: Some(DUE + 2_000), ..cancel(DUE + 100, Answer::Pending) };
+    check(vec![create(), pending.clone()], vec![callback(DUE + 1_999, "a")], vec![], &[]);
+    check(vec![create(), pending], vec![callback(DUE + 2_001, "a")], vec![], &[Promise::NothingAfterCancel]);
+}
+
+#[test]
+fn a_double_needs_a_kill_of_its_own_sender_and_a_polite_stop_is_none() {
+    let twice = || vec![callback(DUE, "a"), callback(DUE + 3_000, "a")];
+    let found = [Promise::DoublesOnlyInFlight];
+    check(vec![create()], twice(), vec![], &found);
+    for kind in [Kind::KilledAndLeftDead, Kind::Paused, Kind::CutFromReceiver, Kind::DatabaseKilled] {
+        check(vec![create()], twice(), vec![fault(kind, "a", DUE + 500, DUE + 500)], &[]);
+        check(vec![create()], twice(), vec![fault(kind, "a", DUE + 1_100, DUE + 1_200)], &found);
+    }
+    check(vec![create()], twice(), vec![fault(Kind::KilledAndLeftDead, "b", DUE + 500, DUE + 500)], &found);
+    check(vec![create()], twice(), vec![fault(Kind::Stopped, "a", DUE + 10, DUE + 500)], &found);
+    check(vec![create()], twice(), vec![fault(Kind::JoinedAndLeft, "a", DUE + 10, DUE + 500)], &found);
+}
+
+#[test]
+fn an_attempt_that_follows_a_failure_is_no_double() {
+    let failed = Callback { answered_with: 500, ..callback(DUE, "a") };
+    let again = Callback { attempt: 2, ..callback(DUE + 700, "a") };
+    check(vec![create()], vec![failed.clone(), again], vec![], &[]);
+    check(vec![create()], vec![failed, callback(DUE + 700, "a")], vec![], &[Promise::DoublesOnlyInFlight]);
+}
+
+#[test]
+fn an_older_term_that_starts_after_a_newer_one_is_a_second_owner() {
+    let of = |token: &str, term, started_ms, from: &str| Callback {
+        token: token.to_owned(),
+        run: token.to_owned(),
+        term,
+        ..callback(started_ms, from)
+    };
+    let requests = || vec![create(), Request { token: "u".to_owned(), ..create() }];
+    let places = || ["t", "u"].map(|token| Place { token: token.to_owned(), poller: 7 }).to_vec();
+    let broken = |first: Callback, second: Callback| {
+        let records = Records::new(requests(), vec![first, second], Vec::new(), places(), Vec::new());
+        judge(&records).broken.iter().map(|one| one.promise).collect::<Vec<_>>()
+    };
+    assert_eq!(broken(of("t", 1, DUE, "a"), of("u", 2, DUE + 5, "b")), []);
+    assert_eq!(broken(of("t", 2, DUE, "b"), of("u", 1, DUE + 5, "a")), [Promise::OneOwnerAtATime]);
+    assert_eq!(broken(of("t", 1, DUE, "a"), of("u", 1, DUE + 5, "b")), [Promise::OneOwnerAtATime]);
+}
+
+#[test]
+fn an_instant_of_a_recurring_schedule_that_nothing_is_known_of_is_found() {
+    let every = |request: Request| Request { at_ms: None, every_ms: Some(2_000), next_ms: Some(DUE), ..request };
+    let requests = || {
+        vec![
+            every(request(Operation::Put, 1, 98_000, Answer::Acknowledged)),
+            every(cancel(DUE + 5_500, Answer::Cancelled)),
+        ]
+    };
+    let at = |nominal_ms: u64| Callback { nominal_ms, run: nominal_ms.to_string(), ..callback(nominal_ms, "a") };
+    check(requests(), vec![at(DUE), at(DUE + 2_000), at(DUE + 4_000)], vec![], &[]);
+    check(requests(), vec![at(DUE), at(DUE + 4_000)], vec![], &[Promise::EveryInstantAccountedFor]);
+    check(requests(), vec![at(DUE), at(DUE + 2_000)], vec![], &[Promise::EveryInstantAccountedFor]);
+    // Without an owner at its instant, and cancelled before it had one.
+    check(
+        requests(),
+        vec![at(DUE), at(DUE + 2_000)],
+        vec![fault(Kind::KilledAndLeftDead, "a", DUE + 3_000, DUE + 3_000)],
+        &[],
+    );
+}
+
+#[test]
+fn an_answer_that_cannot_be_true_is_found() {
+    let exists = request(Operation::Create, 1, 90_000, Answer::Exists);
+    check(vec![exists], vec![callback(DUE, "a")], vec![], &[Promise::AnswersAsDocumented]);
+    check(vec![create(), cancel(95_000, Answer::NotFound)], vec![], vec![], &[Promise::AnswersAsDocumented]);
+}
+
+#[test]
+fn a_one_shot_has_one_run() {
+    let other = Callback { run: "other".to_owned(), ..callback(DUE + 5, "a") };
+    check(vec![create()], vec![callback(DUE, "a"), other], vec![], &[Promise::OneNamePerRun]);
+}
