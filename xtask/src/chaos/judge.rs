@@ -118,6 +118,10 @@ impl Request {
     fn is_confirmed(&self) -> bool {
         self.operation != Operation::Cancel && matches!(self.answer, Answer::Acknowledged | Answer::Exists)
     }
+
+    fn says_too_late(&self) -> bool {
+        self.answer == Answer::TooLate || self.too_late
+    }
 }
 
 /// How long after the answer an outcome may take to be durable; at another member's interruption, to be told.

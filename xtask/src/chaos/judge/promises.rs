@@ -57,6 +57,8 @@ fn judge_callback(token: &str, story: &Story, callback: &Callback, faults: &[Fau
         }
         if story.is_unknown(callback.version) {
             undecided += 1;
+        } else if request.says_too_late() && is_the_one(story, callback, decided_ms) {
+            continue;
         } else if callback.started_ms <= decided_ms && faults.iter().any(|fault| fault.delays(callback)) {
             delayed += 1;
         } else {
@@ -82,6 +84,17 @@ fn decided(request: &Request) -> Option<(Promise, u64, bool)> {
         }
         _ => None,
     }
+}
+
+/// Whether this is the attempt that `too_late` speaks of: it counts as in flight from before its schedule is read, so it
+/// may begin a moment after the answer, if no other was under way then or has begun since.
+fn is_the_one(story: &Story, callback: &Callback, decided_ms: u64) -> bool {
+    let is_other = |other: &&Callback| (&other.run, other.started_ms) != (&callback.run, callback.started_ms);
+    let counts = |other: &Callback| {
+        let ended_ms = other.arrived_ms + other.answered_after_ms;
+        other.started_ms <= callback.started_ms && ended_ms >= decided_ms
+    };
+    callback.started_ms <= decided_ms + PUNCTUAL_MS && !story.callbacks.iter().filter(is_other).any(counts)
 }
 
 /// A one-shot of which a callback should have come.

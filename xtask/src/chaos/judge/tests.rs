@@ -95,7 +95,12 @@ fn what_fires_after_its_cancellation_is_found_unless_a_cut_had_it_under_way() {
     check(cancelled(), late(), vec![fault(Kind::CutOff, "a", DUE - 10, DUE + 2_500)], &[]);
     let too_late = vec![create(), cancel(DUE + 100, Answer::TooLate)];
     check(too_late.clone(), vec![callback(DUE + 99, "a")], vec![], &[]);
-    check(too_late, vec![callback(DUE + 300, "a")], vec![], &[Promise::NothingAfterCancel]);
+    // The one that was in flight already; and a second one, or one that comes much later.
+    check(too_late.clone(), vec![callback(DUE + 150, "a")], vec![], &[]);
+    let failed = || Callback { answered_with: 500, answered_after_ms: 100, ..callback(DUE + 50, "a") };
+    let again = vec![failed(), Callback { attempt: 2, ..callback(DUE + 400, "a") }];
+    check(too_late.clone(), again, vec![], &[Promise::NothingAfterCancel]);
+    check(too_late, vec![callback(DUE + 1_200, "a")], vec![], &[Promise::NothingAfterCancel]);
     let pending = Request { decided_by_ms: Some(DUE + 2_000), ..cancel(DUE + 100, Answer::Pending) };
     check(vec![create(), pending.clone()], vec![callback(DUE + 1_999, "a")], vec![], &[]);
     check(vec![create(), pending], vec![callback(DUE + 2_001, "a")], vec![], &[Promise::NothingAfterCancel]);
