@@ -119,8 +119,10 @@ pub(crate) enum HowEnded {
     Booking,
     /// It came to nothing, and nothing needs to be booked.
     Dropped,
-    /// Its schedule could not be read.
+    /// Its schedule cannot be read as it is: what is stored is damaged, or not understood.
     Unreadable,
+    /// The store could not be reached.
+    Unavailable,
     /// By this clock it is not due: the clock went back.
     NotYet,
     /// Its schedule is not there, and may be about to be.
@@ -410,7 +412,9 @@ impl Owner {
                 self.window.resolve(ended.entry);
             }
             HowEnded::NotYet => self.window.wait_again(ended.entry, key.position),
-            HowEnded::Unborn | HowEnded::LetGo => self.window.wait_again(ended.entry, now + self.options.period),
+            HowEnded::Unborn | HowEnded::LetGo | HowEnded::Unavailable => {
+                self.window.wait_again(ended.entry, now + self.options.period)
+            }
             HowEnded::Unreadable => self.to_defer.push_back(ended.entry),
         }
     }

@@ -162,7 +162,13 @@ impl Router {
                 return replied(reply);
             }
             runtime.sleep(RETRY_WAIT).await;
-            // What is known of the owners may be old; if the engine cannot be reached, that is all there is.
+            self.refresh_view().await;
+        }
+    }
+
+    /// What is known of the owners may be old; if the engine cannot be reached, that is all there is.
+    async fn refresh_view(&self) {
+        if let Some(cluster) = &self.cluster {
             let _may_fail = cluster.membership.refresh().await;
         }
     }
@@ -227,6 +233,8 @@ impl Router {
         let told = self.shared.runtime.timeout(OUTCOME_PATIENCE, async {
             while self.at_owner(shard, Ask::Outcome(outcome.clone())).await.is_err() {
                 self.shared.runtime.sleep(RETRY_WAIT).await;
+                // What was known when this member let go, or left, tells of the owner before.
+                self.refresh_view().await;
             }
         });
         if told.await.is_none() {

@@ -64,14 +64,17 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
     for (starting, schedule) in batch.iter().zip(schedules) {
         let run = match &runs {
             Ok(runs) => runs.get(&starting.key.occurrence),
-            Err(_) => {
-                ended.push(starting.ended(HowEnded::Unreadable));
+            Err(error) => {
+                ended.push(starting.ended(unread(error)));
                 continue;
             }
         };
-        let Ok(schedule) = schedule else {
-            ended.push(starting.ended(HowEnded::Unreadable));
-            continue;
+        let schedule = match schedule {
+            Ok(schedule) => schedule,
+            Err(error) => {
+                ended.push(starting.ended(unread(&error)));
+                continue;
+            }
         };
         attempts.push(Box::pin(start_one(&context, *starting, schedule, run)));
     }
@@ -88,6 +91,11 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
             None => return,
         }
     }
+}
+
+/// What cannot be reached now is tried again soon; what is damaged does not get better by that.
+fn unread(error: &StoreError) -> HowEnded {
+    if error.is_retryable() { HowEnded::Unavailable } else { HowEnded::Unreadable }
 }
 
 type Loaded = Result<Option<Arc<Schedule>>, StoreError>;

@@ -71,12 +71,16 @@ struct Wire {
 
 impl Peers for Wire {
     fn ask(&self, to: &Member, ask: Ask) -> BoxFuture<'static, Result<Reply, PeerError>> {
-        let (name, network, runtime) = (to.name.clone(), self.network.clone(), self.runtime.clone());
+        let (id, name, network, runtime) = (to.id, to.name.clone(), self.network.clone(), self.runtime.clone());
         let sim = self.sim.clone();
         Box::pin(async move {
             let unreachable = |reason: &str| PeerError::Unreachable { member: name.clone(), reason: reason.to_owned() };
             runtime.sleep(Duration::from_micros(300)).await;
             let there = network.0.lock().unwrap().get(&name).cloned().ok_or_else(|| unreachable("unknown"))?;
+            // As over HTTP: an earlier life of a member is nobody.
+            if !there.is_member(id) {
+                return Err(unreachable("another session"));
+            }
             let reply = sim.call(&name, async move { there.answer(ask).await }).await;
             let reply = reply.ok_or_else(|| unreachable("went down"))?;
             runtime.sleep(Duration::from_micros(300)).await;

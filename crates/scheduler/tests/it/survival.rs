@@ -5,8 +5,8 @@ use std::time::Duration;
 use domain::{AttemptResult, RunState, When};
 use scheduler::Options;
 use simulator::Simulation;
-use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
+use store::{Health, Store};
 
 use crate::house::{House, TENANT, ok, simulate, tenant};
 
@@ -26,6 +26,27 @@ fn an_attempt_that_panics_counts_as_failed_and_the_next_run_fires() {
         let dead = house.scheduler.dead_letters(TENANT, None, 10).await.unwrap();
         assert_eq!(dead.len(), 1);
         assert_eq!(dead[0].attempts[0].result, AttemptResult::Panicked);
+    });
+}
+
+#[test]
+fn what_was_due_while_the_store_was_away_fires_as_soon_as_it_is_back() {
+    simulate(|runtime| async move {
+        let house = House::open(runtime, Options::default(), ok).await;
+        for n in 0..200 {
+            house.create(&format!("n{n}"), When::At(house.in_ms(1_500 + 10 * n))).await;
+        }
+        house.runtime.sleep(Duration::from_millis(1_000)).await;
+        house.store.set_health(Health::Unreachable);
+        house.runtime.sleep(Duration::from_millis(4_000)).await;
+        assert_eq!(house.calls().len(), 0, "nothing can be read");
+        house.store.set_health(Health::Ready);
+        let back = house.runtime.now();
+        house.wait_for_calls(200).await;
+        let took = house.runtime.now().since(back);
+        assert!(took < Duration::from_secs(1), "{took:?}");
+        house.runtime.sleep(Duration::from_secs(30)).await;
+        assert_eq!(house.calls().len(), 200, "each once");
     });
 }
 
