@@ -61,9 +61,9 @@ impl Changes {
         requests: Vec<Create>,
     ) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, Undone> {
         let now = self.shared.runtime.now();
+        let _names = self.lock_names(&requests).await;
         let named = requests.iter().filter_map(|request| Some(home(request, request.id.as_ref()?)));
         let _shards = self.enter(named.map(PollerId::shard).collect()).await?;
-        let _names = self.lock_names(&requests).await;
         let mut answers = Vec::with_capacity(requests.len());
         let mut inserts = Vec::with_capacity(requests.len());
         for request in requests {
@@ -265,7 +265,8 @@ impl Changes {
         position <= now + self.shared.options.window_ahead + 2 * self.shared.options.period
     }
 
-    /// These shards are owned here, and stay so until the guards are gone or the lease is over.
+    /// These shards are owned here, and stay so until the guards are gone or the lease is over. Names are locked before
+    /// this, never after: a shard that is being left lets nobody in, and waits for those who are.
     async fn enter(&self, shards: BTreeSet<ShardId>) -> Result<Vec<RwLockReadGuard<'_, ()>>, NotOwned> {
         let mut guards = Vec::with_capacity(shards.len());
         for shard in shards {

@@ -443,3 +443,41 @@ fn a_tenant_that_gets_more_pollers_loses_nothing_while_members_learn_of_them_one
         assert!(latest < Duration::from_millis(500), "{latest:?} late");
     });
 }
+
+#[test]
+fn requests_for_one_id_do_not_hold_up_a_hand_over() {
+    both_engines(async |sim, mut options| {
+        options.latency = Some(Duration::ZERO..=Duration::from_millis(10));
+        let town = Town::new(sim, options, quick).await;
+        let a = town.join("a").await;
+        town.settle(&[&a]).await;
+        let far = town.in_ms(3_600_000);
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let clients = (0..16).map(|client| {
+            let (over, a, outside, sim) = (over.clone(), a.clone(), town.sim.outside(), town.sim.clone());
+            async move {
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let (member, request) = (a.clone(), named(&format!("n{}", client % 4), far));
+                    sim.call("a", async move {
+                        match client / 4 % 2 {
+                            0 => drop(member.create(vec![request]).await),
+                            _ => drop(member.put(request).await),
+                        }
+                    })
+                    .await;
+                    outside.sleep(Duration::from_micros(100)).await;
+                }
+            }
+        });
+        let coming_and_going = async {
+            for _ in 0..5 {
+                let b = town.join("b").await;
+                town.settle(&[&a, &b]).await;
+                town.at("b", async move { b.stop().await }).await;
+                town.settle(&[&a]).await;
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        };
+        futures_util::future::join(futures_util::future::join_all(clients), coming_and_going).await;
+    });
+}
