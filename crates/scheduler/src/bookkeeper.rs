@@ -160,6 +160,9 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
 }
 
 pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
-    tracing::warn!(call, %error, "the store failed; the call will be made again");
     metrics.store_errors.get_or_create(&metrics::Outcome { outcome: call }).inc();
+    match metrics.store_errors_told.tell(call) {
+        Some(untold) => tracing::warn!(call, %error, untold, "the store failed; the call will be made again"),
+        None => tracing::debug!(call, %error, "the store failed; the call will be made again"),
+    }
 }

@@ -1,15 +1,50 @@
 //! What the scheduler counts. Names are in reference order of the dashboards; units are in the names.
 
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use runtime::{Monotonic, Runtime};
+
+/// Of failures of one kind, one is logged in so long: a store that is away fails thousands of calls.
+const TOLD_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Outcome {
     pub(crate) outcome: &'static str,
+}
+
+/// What was logged of each kind of failure, and when.
+#[derive(Debug)]
+pub(crate) struct Told {
+    runtime: Runtime,
+    /// When one was logged, and how many were not since.
+    last: Mutex<BTreeMap<&'static str, (Monotonic, u64)>>,
+}
+
+impl Told {
+    /// Whether this one is to be logged, and how many were not since the last that was.
+    pub(crate) fn tell(&self, kind: &'static str) -> Option<u64> {
+        let now = self.runtime.monotonic();
+        let mut last = self.last.lock().expect("no holder of this lock panics");
+        match last.get_mut(kind) {
+            Some((at, untold)) if now.since(*at) < TOLD_PERIOD => {
+                *untold += 1;
+                None
+            }
+            known => {
+                let untold = known.map_or(0, |(_, untold)| *untold);
+                last.insert(kind, (now, 0));
+                Some(untold)
+            }
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -26,6 +61,7 @@ pub(crate) struct Metrics {
     /// Due rows that came to nothing: cancelled, changed, or done before.
     pub(crate) dropped: Counter,
     pub(crate) store_errors: Family<Outcome, Counter>,
+    pub(crate) store_errors_told: Arc<Told>,
     pub(crate) panics: Counter,
     pub(crate) window_keys: Gauge,
     pub(crate) parked_keys: Gauge,
@@ -39,7 +75,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn new(registry: &mut Registry) -> Self {
+    pub(crate) fn new(registry: &mut Registry, runtime: Runtime) -> Self {
         let lateness =
             [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 3_600.0];
         let duration = [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0];
@@ -54,6 +90,7 @@ impl Metrics {
             deferred: Counter::default(),
             dropped: Counter::default(),
             store_errors: Family::default(),
+            store_errors_told: Arc::new(Told { runtime, last: Mutex::default() }),
             panics: Counter::default(),
             window_keys: Gauge::default(),
             parked_keys: Gauge::default(),

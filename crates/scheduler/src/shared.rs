@@ -61,7 +61,7 @@ impl Shared {
         let tenants = Arc::new(Tenants::default());
         tenants.replace(store.tenants().await?);
         let mut registry = Registry::default();
-        let metrics = Arc::new(Metrics::new(&mut registry));
+        let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
         let (news, to_hear) = mpsc::unbounded_channel();
         let shared = Shared {
             runtime: runtime.clone(),
