@@ -17,9 +17,10 @@ mod error;
 mod listener;
 mod schema;
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use coordination::{
@@ -111,6 +112,8 @@ struct Inner {
     /// What takes its turn.
     work: Link,
     changes: watch::Sender<()>,
+    /// The sessions that this process has opened: those that have ended leave no row, and are not to come back.
+    joined: Mutex<BTreeSet<MemberId>>,
     /// Numbers the claims and releases of this process.
     calls: AtomicI64,
     stop: CancellationToken,
@@ -138,6 +141,7 @@ impl PostgresCoordination {
             work: Link::start(runtime, &tasks, &server, stop.clone()),
             server,
             changes,
+            joined: Mutex::default(),
             calls: AtomicI64::new(1),
             stop,
             _tasks: tasks,
@@ -207,6 +211,10 @@ impl Inner {
         row.try_get(0).map_err(|_| unexpected("another type"))
     }
 
+    fn joined(&self) -> MutexGuard<'_, BTreeSet<MemberId>> {
+        self.joined.lock().expect("no holder of this lock panics")
+    }
+
     fn next_call(&self) -> i64 {
         self.calls.fetch_add(1, Ordering::Relaxed)
     }
@@ -229,6 +237,7 @@ impl Drop for Unanswered {
 }
 
 const JOIN: &str = "select reveille_coordination.join_as($1::text::uuid, $2, $3, $4, $5, $6)";
+const JOIN_AGAIN: &str = "select reveille_coordination.join_again($1::text::uuid, $2, $3, $4, $5, $6)";
 const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
 const LEAVE: &str = "select 1 from reveille_coordination.leave($1::text::uuid)";
 const CLAIM: &str = "select reveille_coordination.claim($1::text::uuid, $2, $3)";
@@ -248,10 +257,14 @@ impl Ownership for PostgresCoordination {
         let lease = millis(lease);
         Box::pin(async move {
             member.check()?;
-            let Member { id, name, address, owns, build } = member;
-            let id = id.to_string();
+            let Member { id: member_id, name, address, owns, build } = member;
+            let id = member_id.to_string();
+            let again = self.inner.joined().contains(&member_id);
+            let statement = if again { JOIN_AGAIN } else { JOIN };
             let parameters: [&(dyn ToSql + Sync); 6] = [&id, &name, &address, &owns, &build, &lease];
-            seen(self.inner.ask_one(&self.inner.work, JOIN, &parameters).await?)
+            let seen = seen(self.inner.ask_one(&self.inner.work, statement, &parameters).await?)?;
+            self.inner.joined().insert(member_id);
+            Ok(seen)
         })
     }
 

@@ -97,6 +97,7 @@ suite! { $
     ownership {
         a_member_is_seen_as_it_joined
         a_join_made_again_is_a_renewal
+        a_join_made_again_tells_what_is_new_of_its_member
         a_member_with_a_text_that_is_too_long_is_refused
         a_claim_has_one_holder
         of_those_who_claim_at_once_one_holds_each_name

@@ -55,7 +55,7 @@ pub const NAMES_MAX: usize = 4096;
 /// names.
 pub trait Ownership: Send + Sync + 'static {
     /// Opens a session under an id that never had one; it lives until `lease` after its last renewal. Made again
-    /// while that session lives, it is a renewal. [`OwnershipError::Refused`] if a text is too long.
+    /// while that session lives, it is a renewal, and the member is seen from then on as it is told here. [`OwnershipError::Refused`] if a text is too long.
     fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen>;
 
     /// The session lives until `lease` from now by the engine's clock. [`OwnershipError::Lost`] once it has ended.

@@ -8,6 +8,8 @@
 //!   the lease is over.
 //! - A session that is lost is followed by another, under a new [`MemberId`] and a new [`Lease`]; the old lease is over
 //!   for ever.
+//! - While this machine's clock is off, the others see a member that takes no shards ([`Member::owns`]), and plan
+//!   without it.
 //! - The view is refreshed when the engine hints at a change, when the first session may end, on a period, and when
 //!   asked to.
 //!

@@ -177,11 +177,12 @@ fn a_renewal_in_flight_at_the_end_of_its_lease_keeps_its_claims() {
         let tasks = TaskSet::new(&runtime);
         let coordination = open_patiently(&runtime, &url).await;
         coordination.join(member(2), LONG).await.unwrap();
-        for (end, is_kept) in [("commit", true), ("rollback", false)] {
+        for (number, end, is_kept) in [(1, "commit", true), (3, "rollback", false)] {
+            let id = MemberId(number);
             let lease = Duration::from_millis(400);
-            coordination.join(member(1), lease).await.unwrap();
-            assert_eq!(coordination.claim(MemberId(1), vec![shard(1)]).await, Ok(vec![true]));
-            let renew = format!("select reveille_coordination.renew('{}', 60000)", MemberId(1));
+            coordination.join(member(number), lease).await.unwrap();
+            assert_eq!(coordination.claim(id, vec![shard(1)]).await, Ok(vec![true]));
+            let renew = format!("select reveille_coordination.renew('{id}', 60000)");
             let renewing = stalled(&runtime, &url, &tasks, &renew).await;
             runtime.sleep(lease).await;
             let claiming = coordination.claim(MemberId(2), vec![shard(1)]);
@@ -191,11 +192,11 @@ fn a_renewal_in_flight_at_the_end_of_its_lease_keeps_its_claims() {
             };
             let (claimed, ()) = futures_util::future::join(claiming, ending).await;
             assert_eq!(claimed, Ok(vec![!is_kept]), "{end}");
-            let renewed = coordination.renew(MemberId(1), LONG).await.map(drop);
+            let renewed = coordination.renew(id, LONG).await.map(drop);
             assert_eq!(renewed, if is_kept { Ok(()) } else { Err(OwnershipError::Lost) }, "{end}");
-            let holder = if is_kept { MemberId(1) } else { MemberId(2) };
+            let holder = if is_kept { id } else { MemberId(2) };
             assert_eq!(coordination.view().await.unwrap().claims.get(&shard(1)), Some(&holder));
-            coordination.leave(MemberId(1)).await.unwrap();
+            coordination.leave(id).await.unwrap();
         }
     });
 }

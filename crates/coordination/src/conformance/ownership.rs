@@ -33,6 +33,19 @@ pub(super) async fn a_join_made_again_is_a_renewal(subject: &dyn Subject) {
     assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
 }
 
+pub(super) async fn a_join_made_again_tells_what_is_new_of_its_member(subject: &dyn Subject) {
+    let (peer, other) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    assert_eq!(peer.claim(&[shard(1)]).await, [true]);
+    for owns in [false, true] {
+        let told = Member { owns, name: format!("owns: {owns}"), ..member(1) };
+        peer.ownership.join(told.clone(), LONG).await.expect("its session lives");
+        assert_eq!(other.view().await.members, [told, member(2)]);
+        assert_eq!(other.holder(&shard(1)).await, Some(peer.id), "its claims stay");
+    }
+    peer.leave().await;
+    assert_eq!(peer.ownership.join(member(1), LONG).await, Err(OwnershipError::Lost));
+}
+
 pub(super) async fn a_member_with_a_text_that_is_too_long_is_refused(subject: &dyn Subject) {
     let ownership = subject.open().await;
     let long = "a".repeat(Member::TEXT_LEN_MAX + 1);

@@ -7,7 +7,7 @@ use runtime::{Monotonic, Runtime};
 
 use super::clock::Asked;
 use super::{BeforeRenewal, Lease, Profile, Shared, Status};
-use crate::{MemberId, Ownership, OwnershipError, Seen};
+use crate::{Member, MemberId, Ownership, OwnershipError, Seen};
 
 pub(super) struct Keeper {
     shared: Arc<Shared>,
@@ -15,12 +15,14 @@ pub(super) struct Keeper {
     before_renewal: BeforeRenewal,
     /// The session that is open, or may be.
     member: MemberId,
+    /// Whether others see it as one that takes shards; `None` if that is not known.
+    seen_to_own: Option<bool>,
 }
 
 impl Keeper {
     pub(super) fn new(shared: Arc<Shared>, profile: Profile, before_renewal: BeforeRenewal) -> Self {
         let member = MemberId::random(&shared.runtime);
-        Keeper { shared, profile, before_renewal, member }
+        Keeper { shared, profile, before_renewal, member, seen_to_own: None }
     }
 
     pub(super) async fn run(mut self) {
@@ -58,8 +60,7 @@ impl Keeper {
         let mut told = None;
         loop {
             let began = self.runtime().monotonic();
-            let member = self.profile.member(self.member);
-            match self.measured(self.ownership().join(member, self.shared.options.lease)).await {
+            match self.open().await {
                 Ok(()) => {
                     let lease = Lease::new(self.member, self.deadline(began));
                     if lease.is_valid(self.runtime().monotonic()) {
@@ -82,33 +83,41 @@ impl Keeper {
         }
     }
 
+    /// Opens the session, or tells of it again: while the clock is off, as of one that takes no shards, so that the
+    /// others' plans leave it none.
+    async fn open(&mut self) -> Result<(), OwnershipError> {
+        let owns = self.owns();
+        self.seen_to_own = None;
+        let member = Member { owns, ..self.profile.member(self.member) };
+        self.measured(self.ownership().join(member, self.shared.options.lease)).await?;
+        self.seen_to_own = Some(owns);
+        Ok(())
+    }
+
+    fn owns(&self) -> bool {
+        self.profile.owns && !self.shared.clock().is_off()
+    }
+
     /// Until the lease is over.
-    async fn keep(&self, lease: &Lease, renewed: Monotonic) {
+    async fn keep(&mut self, lease: &Lease, renewed: Monotonic) {
+        let shared = self.shared.clone();
         tokio::select! {
             biased;
-            () = self.over(lease) => {}
+            () = over(&shared, lease) => {}
             () = self.renew(lease, renewed) => {}
         }
     }
 
-    async fn over(&self, lease: &Lease) {
-        while lease.is_valid(self.runtime().monotonic()) {
-            tokio::select! {
-                biased;
-                () = self.shared.lost.notified() => {}
-                () = self.runtime().sleep_until(lease.deadline()) => {}
-            }
-        }
-    }
-
-    async fn renew(&self, lease: &Lease, renewed: Monotonic) {
+    async fn renew(&mut self, lease: &Lease, renewed: Monotonic) {
         if self.shared.options.lease == Duration::MAX {
             return std::future::pending().await;
         }
         let period = self.shared.options.lease / 3;
         let mut next = renewed + period;
         loop {
-            self.runtime().sleep_until(next).await;
+            if self.seen_to_own == Some(self.owns()) {
+                self.runtime().sleep_until(next).await;
+            }
             // Before the marks are read, not only before the call: see the module's documentation.
             let began = self.runtime().monotonic();
             match self.try_renew().await {
@@ -125,11 +134,14 @@ impl Keeper {
         }
     }
 
-    async fn try_renew(&self) -> Result<(), OwnershipError> {
+    async fn try_renew(&mut self) -> Result<(), OwnershipError> {
         let agreed = self.runtime().timeout(self.shared.options.call_limit(), (self.before_renewal)()).await;
         if agreed != Some(true) {
             let why = if agreed.is_none() { "took too long" } else { "failed" };
             return Err(OwnershipError::Unavailable(format!("what comes before a renewal {why}")));
+        }
+        if self.seen_to_own != Some(self.owns()) {
+            return self.open().await;
         }
         self.measured(self.ownership().renew(self.member, self.shared.options.lease)).await
     }
@@ -196,5 +208,15 @@ impl Keeper {
 
     fn ownership(&self) -> &dyn Ownership {
         &*self.shared.ownership
+    }
+}
+
+async fn over(shared: &Shared, lease: &Lease) {
+    while lease.is_valid(shared.runtime.monotonic()) {
+        tokio::select! {
+            biased;
+            () = shared.lost.notified() => {}
+            () = shared.runtime.sleep_until(lease.deadline()) => {}
+        }
     }
 }

@@ -40,7 +40,9 @@ impl Model {
 
     /// False if the id's session has ended.
     pub(super) fn join(&mut self, member: Member, end: Option<Monotonic>) -> bool {
-        if self.renew(member.id, end) {
+        if let Some(session) = self.sessions.get_mut(&member.id) {
+            self.changes += u64::from(session.member != member);
+            *session = Session { member, end };
             return true;
         }
         if self.ended.contains(&member.id) {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coordination::membership::{BeforeRenewal, Membership, Options, Profile, Status};
 use coordination::memory::{MemoryOptions, MemoryOwnership};
-use coordination::{ClaimName, Ownership, OwnershipError, assign};
+use coordination::{ClaimName, Ownership, OwnershipError, View, assign};
 use domain::ShardId;
 use futures_util::FutureExt as _;
 use runtime::{Runtime, TaskSet};
@@ -268,6 +268,31 @@ fn the_engines_clock_is_compared_with_the_machines() {
             sim.jump_clock("a", 3_000);
             let is_right = |status: &Status| matches!(status, Status::Joined { clock_is_off: false, .. });
             status.wait_for(is_right).await.expect("it goes on");
+        });
+    }
+}
+
+#[test]
+fn a_member_whose_clock_is_off_is_seen_as_one_that_takes_no_shards() {
+    for seed in 0..10 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let engine = engine(&sim, MemoryOptions { fail_one_in: Some(5), ..slow() });
+            let (a, b) =
+                (start(sim.member("a"), &engine, "a", always()), start(sim.member("b"), &engine, "b", always()));
+            let lease = a.membership.joined().await.expect("it joins");
+            let mut view = b.membership.view();
+            let mut until_it = async |owns: bool| {
+                let is_so = |view: &Arc<View>| view.member(lease.member()).is_some_and(|a| a.owns == owns);
+                let seen = sim.outside().timeout(LEASE, view.wait_for(is_so)).await;
+                drop(seen.expect("within a lease").expect("it goes on"));
+            };
+            until_it(true).await;
+            sim.jump_clock("a", 2_000);
+            until_it(false).await;
+            sim.jump_clock("a", -2_000);
+            until_it(true).await;
+            assert!(lease.is_valid(a.runtime.monotonic()), "its session goes on");
         });
     }
 }

@@ -26,6 +26,7 @@ enum Bug {
     ClockStandsStill,
     EndOfSessionsIsNotTold,
     JoinAgainIsRefused,
+    JoinAgainTellsNothing,
     LeaseIsHalf,
     LeaseNeverEnds,
     LeaveLeavesNothing,
@@ -51,6 +52,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::ClockStandsStill, "the_engines_clock_is_told"),
     (Bug::EndOfSessionsIsNotTold, "the_view_tells_when_the_first_session_ends"),
     (Bug::JoinAgainIsRefused, "a_join_made_again_is_a_renewal"),
+    (Bug::JoinAgainTellsNothing, "a_join_made_again_tells_what_is_new_of_its_member"),
     (Bug::LeaseIsHalf, "claims_go_at_the_end_of_the_lease_and_not_before"),
     (Bug::LeaseNeverEnds, "the_view_shows_the_living_only"),
     (Bug::LeaveLeavesNothing, "claims_go_with_those_who_leave"),
@@ -132,6 +134,9 @@ impl Broken {
 impl Ownership for Broken {
     fn join(&self, mut member: Member, lease: Duration) -> Answer<'_, Seen> {
         Box::pin(async move {
+            if self.bug == Bug::JoinAgainTellsNothing && self.inner.view().await?.member(member.id).is_some() {
+                return self.inner.renew(member.id, lease).await;
+            }
             if self.bug == Bug::JoinAgainIsRefused && self.inner.view().await?.member(member.id).is_some() {
                 return Err(OwnershipError::Lost);
             }
