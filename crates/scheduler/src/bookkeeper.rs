@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, PollerId, Timestamp};
+use domain::{DueKey, PollerId, Term, Timestamp};
 use runtime::Runtime;
 use store::{Arrival, Change, OwnerWrite, Positions, Store, StoreError, WriteRefusal, Written};
 use tokio::sync::{mpsc, oneshot};
@@ -54,6 +54,8 @@ pub(crate) enum Then {
 #[derive(Clone, Debug)]
 pub(crate) struct Booked {
     pub(crate) poller: PollerId,
+    /// Under which it was booked.
+    pub(crate) term: Term,
     pub(crate) then: Then,
     /// The due row that the booking wrote, if it wrote one.
     pub(crate) row: Option<Arrival>,
@@ -98,7 +100,15 @@ impl Bookkeeper {
                     Change::Positions(positions) => positions,
                     _ => Positions::default(),
                 };
-                booked.push(Booked { poller: write.poller, then, row, positions, refusal: None, outcome: None });
+                booked.push(Booked {
+                    poller: write.poller,
+                    term: write.term,
+                    then,
+                    row,
+                    positions,
+                    refusal: None,
+                    outcome: None,
+                });
                 writes.push(write);
             }
             if !writes.is_empty() {

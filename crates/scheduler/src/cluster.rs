@@ -40,6 +40,9 @@ pub(crate) struct Cluster {
     pub(crate) membership: Membership,
     pub(crate) peers: Arc<dyn Peers>,
     pub(crate) options: membership::Options,
+    /// Held from the look at what is owned until what follows from it is done: what is being let go of is not claimed
+    /// again between its last write and its release, which would then free what is owned.
+    changing: tokio::sync::Mutex<()>,
 }
 
 impl Cluster {
@@ -52,14 +55,14 @@ impl Cluster {
             Box::pin(async move { obey_all_marks(&shared).await.is_ok() })
         });
         let membership = Membership::join(&shared.runtime, tasks, ownership, profile, options.clone(), before_renewal);
-        Cluster { shared: shared.clone(), membership, peers, options }
+        Cluster { shared: shared.clone(), membership, peers, options, changing: tokio::sync::Mutex::default() }
     }
 
     /// Sees to it that what should be owned is, until `stop`; then hands everything over and leaves.
     pub(crate) async fn keep(&self, stop: CancellationToken) {
         let both = futures_util::future::join(self.balance_for_ever(), self.lead_for_ever());
         let _stopped = stop.run_until_cancelled(both).await;
-        self.give_back(self.owned()).await;
+        self.give_all_back().await;
         self.membership.leave().await;
     }
 
@@ -125,7 +128,7 @@ impl Cluster {
             *session = Some(member);
         }
         if clock_is_off {
-            self.give_back(self.owned()).await;
+            self.give_all_back().await;
         } else if let Err(error) = self.balance(member).await {
             tracing::warn!(%error, "the shards cannot be shared out now; trying again");
         }
@@ -137,6 +140,7 @@ impl Cluster {
 
     /// Takes what should be this member's.
     async fn balance(&self, me: MemberId) -> Result<(), OwnershipError> {
+        let changing = self.changing.lock().await;
         let view = self.membership.refresh().await?;
         let held = view.shards();
         let owned = self.owned();
@@ -152,6 +156,7 @@ impl Cluster {
             }
         }
         self.take(free).await;
+        drop(changing);
         let asked = of_others.into_iter().filter_map(|(other, shards)| Some((view.member(other)?, shards)));
         join_all(asked.map(|(other, shards)| self.take_from(me, other, shards))).await;
         Ok(())
@@ -160,13 +165,17 @@ impl Cluster {
     async fn take_from(&self, me: MemberId, other: &Member, shards: Vec<ShardId>) {
         let asking = self.peers.ask(other, Ask::LetGo { member: me, shards });
         match self.shared.runtime.timeout(LET_GO_TIME, asking).await {
-            Some(Ok(Reply::LetGo(free))) => self.take(free).await,
+            Some(Ok(Reply::LetGo(free))) => {
+                let _one_change_at_a_time = self.changing.lock().await;
+                self.take(free).await;
+            }
             Some(Ok(reply)) => tracing::debug!(member = other.name, ?reply, "a member does not let go yet"),
             Some(Err(error)) => tracing::warn!(%error, "a member that should let go of shards does not answer"),
             None => tracing::warn!(member = other.name, "a member takes too long to let go of shards"),
         }
     }
 
+    /// Under the lock on changes.
     async fn take(&self, shards: Vec<ShardId>) {
         if shards.is_empty() {
             return;
@@ -191,7 +200,13 @@ impl Cluster {
         }
     }
 
-    /// Lets go of these shards, and says so to all; those that are free now.
+    async fn give_all_back(&self) {
+        let _one_change_at_a_time = self.changing.lock().await;
+        self.give_back(self.owned()).await;
+    }
+
+    /// Lets go of these shards, of which some may be claimed only, and says so to all; those that are free now. Under
+    /// the lock on changes.
     async fn give_back(&self, shards: BTreeSet<ShardId>) -> Vec<ShardId> {
         if shards.is_empty() {
             return Vec::new();
@@ -219,9 +234,10 @@ impl Cluster {
         asker: MemberId,
         shards: &[ShardId],
     ) -> Result<Vec<ShardId>, OwnershipError> {
-        let Some(me) = self.membership.lease().map(|lease| lease.member()) else { return Ok(Vec::new()) };
+        let _one_change_at_a_time = self.changing.lock().await;
         let view = self.membership.refresh().await?;
         let (plan, held) = (plan(&view), view.shards());
+        let Some(me) = self.membership.lease().map(|lease| lease.member()) else { return Ok(Vec::new()) };
         let is_theirs = |shard: &ShardId| plan.get(shard) == Some(&asker) && held.get(shard) == Some(&me);
         Ok(self.give_back(shards.iter().copied().filter(is_theirs).collect()).await)
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ShardId, Timestamp};
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ShardId, Term, Timestamp};
 use store::HandedOver;
 
 const STRIPES: usize = 16;
@@ -23,6 +23,8 @@ pub(crate) struct InFlight {
 struct Attempt {
     poller: PollerId,
     key: DueKey,
+    /// Of the owner that is to begin it; `None` if an earlier one has.
+    term: Option<Term>,
     /// When it will have ended, once it has begun.
     until: Option<Timestamp>,
 }
@@ -32,8 +34,8 @@ impl InFlight {
     ///
     /// # Panics
     /// If one of the same occurrence is here.
-    pub(crate) fn add(&self, poller: PollerId, key: DueKey) {
-        self.insert(Attempt { poller, key, until: None });
+    pub(crate) fn add(&self, poller: PollerId, key: DueKey, term: Term) {
+        self.insert(Attempt { poller, key, term: Some(term), until: None });
     }
 
     /// An attempt that an earlier owner has in flight.
@@ -42,7 +44,7 @@ impl InFlight {
     /// As [`InFlight::add`].
     pub(crate) fn hold(&self, held: HandedOver) {
         let HandedOver { poller, key, until } = held;
-        self.insert(Attempt { poller, key, until: Some(until) });
+        self.insert(Attempt { poller, key, term: None, until: Some(until) });
     }
 
     fn insert(&self, attempt: Attempt) {
@@ -51,15 +53,16 @@ impl InFlight {
         assert!(known.is_none(), "an occurrence is in flight once: {occurrence:?}");
     }
 
-    /// An attempt is about to begin, and will have ended at `until`. `false` if its shard was let go of: then it must not.
+    /// An attempt is about to begin, and will have ended at `until`. `false` if its shard was let go of: then it must not,
+    /// even if the shard has come back under a later term, as what is here then is another attempt.
     #[must_use]
-    pub(crate) fn begin(&self, occurrence: &Occurrence, until: Timestamp) -> bool {
+    pub(crate) fn begin(&self, occurrence: &Occurrence, term: Term, until: Timestamp) -> bool {
         match self.stripe(occurrence.incarnation).get_mut(occurrence) {
-            Some(attempt) => {
+            Some(attempt) if attempt.term == Some(term) => {
                 attempt.until = Some(until);
                 true
             }
-            None => false,
+            Some(_) | None => false,
         }
     }
 
@@ -86,7 +89,7 @@ impl InFlight {
         let mut begun = Vec::new();
         for stripe in &self.stripes {
             let mut stripe = stripe.lock().expect("no holder of this lock panics");
-            stripe.retain(|_, Attempt { poller, key, until }| {
+            stripe.retain(|_, Attempt { poller, key, until, term: _ }| {
                 let leaves = shards.contains(&poller.shard());
                 if let Some(until) = until.filter(|_| leaves) {
                     begun.push(HandedOver { poller: *poller, key: *key, until });
@@ -131,9 +134,9 @@ mod tests {
         let in_flight = InFlight::default();
         // The neighbours lie in the same stripe.
         for incarnation in [16, 32, 48] {
-            in_flight.add(poller(0), key(incarnation, 5));
+            in_flight.add(poller(0), key(incarnation, 5), Term(1));
         }
-        in_flight.add(poller(0), key(32, 6));
+        in_flight.add(poller(0), key(32, 6), Term(1));
         in_flight.remove(&key(32, 5).occurrence);
         assert!(in_flight.contains(Incarnation(32)));
         in_flight.remove(&key(32, 6).occurrence);
@@ -148,17 +151,31 @@ mod tests {
         let (leaving, staying) = (poller(0), poller(1));
         assert_ne!(leaving.shard(), staying.shard());
         for number in 0..40 {
-            in_flight.add(if number % 2 == 0 { leaving } else { staying }, key(number, 5));
+            in_flight.add(if number % 2 == 0 { leaving } else { staying }, key(number, 5), Term(1));
         }
         for number in 0..20 {
-            assert!(in_flight.begin(&key(number, 5).occurrence, until));
+            assert!(in_flight.begin(&key(number, 5).occurrence, Term(1), until));
         }
         let mut told = in_flight.let_go(&BTreeSet::from([leaving.shard()]));
         told.sort_by_key(|attempt| attempt.key);
         let begun = (0..20).step_by(2).map(|number| HandedOver { poller: leaving, key: key(number, 5), until });
         assert_eq!(told, begun.collect::<Vec<_>>());
         for number in 20..40 {
-            assert_eq!(in_flight.begin(&key(number, 5).occurrence, until), number % 2 == 1);
+            assert_eq!(in_flight.begin(&key(number, 5).occurrence, Term(1), until), number % 2 == 1);
         }
+    }
+
+    #[test]
+    fn what_was_let_go_of_does_not_begin_when_its_shard_comes_back() {
+        let in_flight = InFlight::default();
+        let (until, occurrence) = (Timestamp::from_millis(100), key(1, 5).occurrence);
+        in_flight.add(poller(0), key(1, 5), Term(1));
+        in_flight.let_go(&BTreeSet::from([poller(0).shard()]));
+        in_flight.add(poller(0), key(1, 5), Term(3));
+        assert!(!in_flight.begin(&occurrence, Term(1), until), "it is the later owner's");
+        assert!(in_flight.begin(&occurrence, Term(3), until));
+        in_flight.let_go(&BTreeSet::from([poller(0).shard()]));
+        in_flight.hold(HandedOver { poller: poller(0), key: key(1, 5), until });
+        assert!(!in_flight.begin(&occurrence, Term(3), until), "it is held");
     }
 }

@@ -1,6 +1,5 @@
 //! Acts on what the owner finds out, beside it.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
@@ -12,7 +11,7 @@ use crate::bookkeeper::count_store_error;
 use crate::owner::News;
 use crate::route::Router;
 use crate::shared::Shared;
-use crate::supervisor::{lose, refresh_tenants};
+use crate::supervisor::{lose_superseded, refresh_tenants};
 
 pub(crate) type ToHear = mpsc::UnboundedReceiver<News>;
 
@@ -28,7 +27,7 @@ pub(crate) async fn hear(shared: Arc<Shared>, router: Arc<Router>, mut news: ToH
                         count_store_error(&shared.metrics, "tenants", &error);
                     }
                 }
-                News::Superseded(shard) => lose(&shared, &BTreeSet::from([shard])).await,
+                News::Superseded(shard, term) => lose_superseded(&shared, shard, term).await,
                 News::Outcome(outcome) => telling.push(Box::pin(router.tell_outcome(outcome))),
                 News::Near(shards) => router.nudge(&shards),
             },

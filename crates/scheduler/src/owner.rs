@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Occurrence, PollerId, ShardId, Timestamp};
+use domain::{Occurrence, PollerId, ShardId, Term, Timestamp};
 use runtime::{Monotonic, Runtime};
 use store::{
     Arrival, Change, Cursor, DuePage, DueRead, HandedOver, OwnerWrite, Positions, Store, StoreError, WriteRefusal,
@@ -95,8 +95,8 @@ pub(crate) struct Gained {
 /// What an owner finds out about its shards.
 #[derive(Debug)]
 pub(crate) enum News {
-    /// Another has taken this one; it is let go of already.
-    Superseded(ShardId),
+    /// Another has taken this one, which was owned under this term; it is let go of already.
+    Superseded(ShardId, Term),
     /// A due row lies in a poller that was not gained with its shard: a tenant has more pollers now.
     UnknownPoller,
     /// The outcome of an attempt whose shard has another owner by now.
@@ -302,7 +302,7 @@ impl Owner {
     fn starting(&self, entry: EntryId) -> Starting {
         let held = self.window.entry(entry);
         let (poller, tenure) = self.window.poller(held.poller);
-        self.context.in_flight.add(poller, held.key);
+        self.context.in_flight.add(poller, held.key, tenure.term);
         Starting {
             entry,
             lane: self.lane(entry),
@@ -422,7 +422,7 @@ impl Owner {
     fn on_booked(&mut self, booked: Vec<Booked>) {
         for booked in booked {
             if booked.refusal == Some(WriteRefusal::Superseded) {
-                self.superseded(booked.poller, booked.outcome);
+                self.superseded(booked.poller, booked.term, booked.outcome);
             }
             match booked.then {
                 Then::Nothing => {}

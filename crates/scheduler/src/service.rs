@@ -220,10 +220,13 @@ impl Scheduler {
         self.shared.store.health()
     }
 
-    /// The shards that are owned here now.
+    /// The shards that are owned here now; none once the lease on them is over.
     #[must_use]
     pub fn owned(&self) -> Vec<ShardId> {
-        self.shared.shards.owned()
+        match self.shared.lease.is_valid(self.shared.runtime.monotonic()) {
+            true => self.shared.shards.owned(),
+            false => Vec::new(),
+        }
     }
 
     /// Prometheus text exposition.

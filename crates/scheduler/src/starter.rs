@@ -264,7 +264,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     };
     let Target::Http(target) = &schedule.spec.target;
     let until = started_at + target.timeout + OUTCOME_TIME;
-    if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, until) {
+    if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, starting.tenure.term, until) {
         return starting.ended(HowEnded::LetGo);
     }
     let delivery = Delivery {

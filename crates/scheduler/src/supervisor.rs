@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{PollerId, ShardId, Timestamp};
+use domain::{PollerId, ShardId, Term, Timestamp};
 use futures_util::FutureExt;
 use store::{Change, Cursor, HandOver, HandedOver, OwnerWrite, StoreError, WriteRefusal};
 use tokio::sync::{mpsc, oneshot};
@@ -43,7 +43,10 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, 
     let held = handed_over(shared, shards).await?;
     let pollers = shared.tenants.pollers().into_iter().filter(|poller| tenures.contains_key(&poller.shard())).collect();
     let pollers = with_positions(shared, pollers, |shard| tenures[&shard]).await?;
+    // A mark that came since may lie behind what was obeyed for the other shards.
+    let mut obeyed = shared.marks.lock().await;
     shared.shards.gain(tenures);
+    *obeyed = Cursor::default();
     Ok(Gained { shards: shards.to_vec(), pollers, held })
 }
 
@@ -109,8 +112,9 @@ pub(crate) async fn let_go(shared: &Shared, shards: &BTreeSet<ShardId>) -> Resul
         return Ok(());
     }
     shared.moved("let_go", terms.len());
-    let begun = stop_starting(shared, shards).await;
+    // First: whoever is answering a cancellation must still see here what is in flight.
     shared.shards.left(shards).await;
+    let begun = stop_starting(shared, shards).await;
     let mut lists: BTreeMap<ShardId, Vec<HandedOver>> = BTreeMap::new();
     for attempt in begun {
         lists.entry(attempt.poller.shard()).or_default().push(attempt);
@@ -145,6 +149,15 @@ pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
         shared.moved("lost", lost.len());
         let (tell, _begun) = oneshot::channel();
         shared.send(Event::LetGo(shards.clone(), tell)).await;
+    }
+}
+
+/// As [`lose`], of a shard that another has taken since it was owned under `term`; without effect if it came back.
+pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term) {
+    let _moving = shared.moving.lock().await;
+    if shared.shards.term(shard) == Ok(term) {
+        // The owner has forgotten it.
+        shared.shards.let_go(&BTreeSet::from([shard]));
     }
 }
 

@@ -220,6 +220,11 @@ impl Window {
         (poller.id, poller.tenure)
     }
 
+    /// Under what a poller is served, if it is.
+    pub(crate) fn tenure(&self, id: PollerId) -> Option<Tenure> {
+        self.by_id.get(&id).map(|index| self.pollers[index].tenure)
+    }
+
     pub(crate) fn entry(&self, id: EntryId) -> &Entry {
         &self.entries[id as usize]
     }

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use domain::{PollerId, ShardId, Timestamp};
+use domain::{PollerId, ShardId, Term, Timestamp};
 use store::{Change, HandedOver, OwnerWrite};
 
 use crate::peers::Outcome;
@@ -92,12 +92,13 @@ impl Owner {
         begun
     }
 
-    /// A write was refused: the shard has a later owner, whether or not that is known here.
-    pub(super) fn superseded(&mut self, poller: PollerId, outcome: Option<Outcome>) {
-        if self.shards.contains(&poller.shard()) {
+    /// A write was refused: the shard has a later owner, whether or not that is known here. That may be this one again,
+    /// under a later term.
+    pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<Outcome>) {
+        if self.window.tenure(poller).is_some_and(|tenure| tenure.term == term) {
             tracing::warn!(shard = poller.shard().0, "another owner has taken a shard");
             self.let_go(&BTreeSet::from([poller.shard()]));
-            self.tell(News::Superseded(poller.shard()));
+            self.tell(News::Superseded(poller.shard(), term));
         }
         if let Some(outcome) = outcome {
             self.tell(News::Outcome(outcome));

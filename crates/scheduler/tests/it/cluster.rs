@@ -1,6 +1,7 @@
 //! Several members over one store: shards are shared out, handed over and taken over, and any member takes any request.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use coordination::membership::{self, Profile};
 use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
 use coordination::{Member, Ownership};
 use domain::{AttemptResult, ScheduleId, Timestamp, When};
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join, join_all};
 use runtime::Runtime;
 use scheduler::{
     Ask, CancelAnswer, Create, CreateRefusal, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers,
@@ -58,9 +59,9 @@ impl Deliver for Target {
     }
 }
 
-/// The network between the members: each is found under its name.
+/// The network between the members: each is found under its name. Of what is asked, cancellations can be lost.
 #[derive(Clone, Default)]
-struct Network(Arc<Mutex<BTreeMap<String, Scheduler>>>);
+struct Network(Arc<Mutex<BTreeMap<String, Scheduler>>>, Arc<AtomicBool>);
 
 /// What one member asks goes through its own task at the other end, and takes a little.
 struct Wire {
@@ -76,6 +77,9 @@ impl Peers for Wire {
         Box::pin(async move {
             let unreachable = |reason: &str| PeerError::Unreachable { member: name.clone(), reason: reason.to_owned() };
             runtime.sleep(Duration::from_micros(300)).await;
+            if matches!(ask, Ask::Cancel { .. }) && network.1.load(Ordering::Relaxed) {
+                return Err(unreachable("lost"));
+            }
             let there = network.0.lock().unwrap().get(&name).cloned().ok_or_else(|| unreachable("unknown"))?;
             // As over HTTP: an earlier life of a member is nobody.
             if !there.is_member(id) {
@@ -105,12 +109,13 @@ impl Town {
         behaviour: impl Fn(&Delivery) -> (Duration, AttemptResult) + Send + Sync + 'static,
     ) -> Self {
         let outside = sim.outside();
-        let store = MemoryStore::new(outside.clone(), options);
+        let store = MemoryStore::new(outside.clone(), options.clone());
         let mut tenant = tenant(TENANT);
         tenant.generations = vec![64];
-        store.put_tenant(tenant).await.unwrap();
+        while store.put_tenant(tenant.clone()).await.is_err() {}
         let latency = Some(Duration::from_micros(200)..=Duration::from_millis(2));
-        let engine = MemoryOwnership::new(outside, EngineOptions { latency, ..EngineOptions::default() });
+        let fail_one_in = options.fail_one_in;
+        let engine = MemoryOwnership::new(outside, EngineOptions { latency, fail_one_in, ..EngineOptions::default() });
         let behaviour = Arc::new(behaviour);
         Town { sim: (**sim).clone(), store, engine, network: Network::default(), behaviour, calls: Arc::default() }
     }
@@ -129,17 +134,24 @@ impl Town {
             calls: self.calls.clone(),
         };
         let peers = Wire { network: self.network.clone(), runtime: runtime.clone(), sim: self.sim.clone() };
-        let profile = Profile { name: name.to_owned(), address: name.to_owned(), owns: true, build: "test".to_owned() };
-        let peering = Peering {
-            ownership: Arc::new(self.engine.reopen(runtime.clone())),
-            peers: Arc::new(peers),
-            profile,
-            options: membership::Options::with_lease(LEASE),
+        let (target, peers): (Arc<dyn Deliver>, Arc<dyn Peers>) = (Arc::new(target), Arc::new(peers));
+        let scheduler = loop {
+            let profile =
+                Profile { name: name.to_owned(), address: name.to_owned(), owns: true, build: "test".to_owned() };
+            let peering = Peering {
+                ownership: Arc::new(self.engine.reopen(runtime.clone())),
+                peers: peers.clone(),
+                profile,
+                options: membership::Options::with_lease(LEASE),
+            };
+            let store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
+            let (runtime, target) = (runtime.clone(), target.clone());
+            let joining = async move { Scheduler::join(&runtime, store, target, Options::default(), peering).await };
+            // A store may fail.
+            if let Ok(scheduler) = self.at(name, joining).await {
+                break scheduler;
+            }
         };
-        let store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
-        let joining =
-            async move { Scheduler::join(&runtime, store, Arc::new(target), Options::default(), peering).await };
-        let scheduler = self.at(name, joining).await.unwrap();
         self.network.0.lock().unwrap().insert(name.to_owned(), scheduler.clone());
         scheduler
     }
@@ -452,11 +464,11 @@ fn requests_for_one_id_do_not_hold_up_a_hand_over() {
         let a = town.join("a").await;
         town.settle(&[&a]).await;
         let far = town.in_ms(3_600_000);
-        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let over = Arc::new(AtomicBool::new(false));
         let clients = (0..16).map(|client| {
             let (over, a, outside, sim) = (over.clone(), a.clone(), town.sim.outside(), town.sim.clone());
             async move {
-                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                while !over.load(Ordering::Relaxed) {
                     let (member, request) = (a.clone(), named(&format!("n{}", client % 4), far));
                     sim.call("a", async move {
                         match client / 4 % 2 {
@@ -476,8 +488,106 @@ fn requests_for_one_id_do_not_hold_up_a_hand_over() {
                 town.at("b", async move { b.stop().await }).await;
                 town.settle(&[&a]).await;
             }
-            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            over.store(true, Ordering::Relaxed);
         };
-        futures_util::future::join(futures_util::future::join_all(clients), coming_and_going).await;
+        join(join_all(clients), coming_and_going).await;
+    });
+}
+
+/// Slow and in steps, so that much happens between two of them.
+fn slow_store() -> MemoryOptions {
+    MemoryOptions { latency: Some(Duration::ZERO..=Duration::from_millis(20)), ..MemoryOptions::weak() }
+}
+
+fn on_a_slow_store(seeds: u64, scenario: impl AsyncFn(&Simulation)) {
+    for seed in 0..seeds {
+        let sim = Simulation::new(seed);
+        sim.run_until(scenario(&sim));
+    }
+}
+
+#[test]
+fn no_shard_has_two_owners_while_members_come_and_go() {
+    on_a_slow_store(8, async |sim| {
+        let town = Town::new(sim, slow_store(), quick).await;
+        let a = town.join("a").await;
+        town.settle(&[&a]).await;
+        let (b, c) = (town.join("b").await, town.join("c").await);
+        for _ in 0..400 {
+            let mut owned: Vec<_> = [&a, &b, &c].into_iter().flat_map(Scheduler::owned).collect();
+            let count = owned.len();
+            owned.sort_unstable();
+            owned.dedup();
+            assert_eq!(owned.len(), count, "a shard has two owners");
+            town.sleep(Duration::from_millis(5)).await;
+        }
+        town.settle(&[&a, &b, &c]).await;
+    });
+}
+
+#[test]
+fn shards_that_are_claimed_and_not_owned_find_an_owner() {
+    on_a_slow_store(8, async |sim| {
+        let town = Town::new(sim, MemoryOptions { fail_one_in: Some(8), ..MemoryOptions::default() }, quick).await;
+        let mut members = Vec::new();
+        for name in ["a", "b", "c", "d"] {
+            members.push(town.join(name).await);
+            town.sleep(Duration::from_millis(700)).await;
+        }
+        town.settle(&members.iter().collect::<Vec<_>>()).await;
+    });
+}
+
+#[test]
+fn a_cancellation_in_a_hand_over_sees_what_is_in_flight() {
+    on_a_slow_store(6, async |sim| {
+        let slower = |_: &Delivery| (Duration::from_secs(4), AttemptResult::Answered(200));
+        let town = Town::new(sim, slow_store(), slower).await;
+        let a = town.join("a").await;
+        town.settle(&[&a]).await;
+        let ids = town.schedule("a", &a, town.in_ms(300), 200).await;
+        town.sleep(Duration::from_millis(900)).await;
+        assert_eq!(town.calls().len(), ids.len(), "all have begun");
+        let cancelling = ids.iter().enumerate().map(async |(number, id)| {
+            town.sleep(Duration::from_millis(4 * number as u64)).await;
+            let (asked, id) = (a.clone(), ScheduleId::new(id).unwrap());
+            town.at("a", async move { asked.cancel(TENANT, id).await }).await.unwrap()
+        });
+        let joining = async {
+            town.sleep(Duration::from_millis(300)).await;
+            town.join("b").await
+        };
+        let (answers, b) = join(join_all(cancelling), joining).await;
+        town.settle(&[&a, &b]).await;
+        let cancelled = answers.iter().filter(|answer| **answer == CancelAnswer::Cancelled).count();
+        assert_eq!(cancelled, 0, "all were in flight");
+    });
+}
+
+#[test]
+fn a_mark_that_comes_while_its_shard_does_is_obeyed() {
+    on_a_slow_store(10, async |sim| {
+        let town = Town::new(sim, slow_store(), quick).await;
+        let (a, b, c) = (town.join("a").await, town.join("b").await, town.join("c").await);
+        town.settle(&[&a, &b, &c]).await;
+        let ids = town.schedule("a", &a, town.in_ms(12_000), 500).await;
+        town.network.1.store(true, Ordering::Relaxed);
+        let cancelling = ids.iter().enumerate().map(async |(number, id)| {
+            town.sleep(Duration::from_millis(4 * number as u64)).await;
+            let (asked, id) = (c.clone(), ScheduleId::new(id).unwrap());
+            town.at("c", async move { asked.cancel(TENANT, id).await }).await.unwrap()
+        });
+        let leaving = async {
+            town.sleep(Duration::from_millis(500)).await;
+            let a = a.clone();
+            town.at("a", async move { a.stop().await }).await;
+        };
+        let (answers, ()) = join(join_all(cancelling), leaving).await;
+        let is_decided =
+            |answer: &CancelAnswer| matches!(answer, CancelAnswer::Pending { .. } | CancelAnswer::Cancelled);
+        assert!(answers.iter().all(is_decided), "{answers:?}");
+        town.settle(&[&b, &c]).await;
+        town.sleep(Duration::from_secs(16)).await;
+        assert_eq!(town.calls().len(), 0, "each was decided before it was due");
     });
 }
