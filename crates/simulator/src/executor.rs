@@ -120,7 +120,7 @@ impl Shared {
             core.polls_now = 0;
         }
         let _running = Running(self);
-        self.ready.lock().push(ROOT);
+        self.ready.add(ROOT);
         let mut root = std::pin::pin!(root);
         let root_waker = Waker::from(waker.clone());
         loop {
@@ -145,7 +145,7 @@ impl Shared {
         match ready.len() {
             0 => None,
             1 => ready.pop(),
-            len => Some(ready.swap_remove(core.random.index(len))),
+            len => Some(ready.remove(core.random.index(len))),
         }
     }
 

@@ -63,6 +63,7 @@ struct Book {
     callbacks: Vec<Callback>,
     outcomes: BTreeMap<Occurrence, Seen>,
     outcomes_changed: Vec<(Occurrence, RunState, RunState)>,
+    excuses: BTreeMap<Incarnation, Vec<RangeInclusive<Duration>>>,
 }
 
 /// What was answered about one schedule.
@@ -121,6 +122,7 @@ impl Ledger {
             callbacks: Vec::new(),
             outcomes: BTreeMap::new(),
             outcomes_changed: Vec::new(),
+            excuses: BTreeMap::new(),
         };
         Ledger { sim: sim.clone(), book: Arc::new(Mutex::new(book)) }
     }
@@ -150,12 +152,17 @@ impl Ledger {
 
     /// A cancel was answered "cancelled": nothing is in flight, and nothing will start.
     pub fn cancelled(&self, incarnation: Incarnation) {
-        self.cancel(incarnation, false);
+        self.cancel(incarnation, false, self.sim.elapsed());
     }
 
     /// A cancel was answered "too late": an attempt is in flight, and no other will start.
     pub fn cancelled_too_late(&self, incarnation: Incarnation) {
-        self.cancel(incarnation, true);
+        self.cancel(incarnation, true, self.sim.elapsed());
+    }
+
+    /// A cancel was answered "pending": nothing will start after `decided_by`, in true time.
+    pub fn cancelled_by(&self, incarnation: Incarnation, decided_by: Duration) {
+        self.cancel(incarnation, true, decided_by);
     }
 
     /// A change or cancel of this schedule broke off: from now on its occurrences may come or not.
@@ -169,8 +176,7 @@ impl Ledger {
         self.book().redriven.insert(occurrence, now);
     }
 
-    fn cancel(&self, incarnation: Incarnation, too_late: bool) {
-        let answered_at = self.sim.elapsed();
+    fn cancel(&self, incarnation: Incarnation, too_late: bool, answered_at: Duration) {
         let mut book = self.book();
         let ask = book.schedules.entry(incarnation).or_default();
         ask.cancelled.get_or_insert(Cancel { answered_at, too_late });
@@ -210,6 +216,12 @@ impl Ledger {
         if before.is_final() && before != state {
             book.outcomes_changed.push((occurrence, before, state));
         }
+    }
+
+    /// What is in flight of this schedule in that time may come again: whoever was to know of it was interrupted, beside
+    /// the member that made the attempt.
+    pub fn excuse(&self, incarnation: Incarnation, during: RangeInclusive<Duration>) {
+        self.book().excuses.entry(incarnation).or_default().push(during);
     }
 
     /// How many callbacks began.

@@ -45,7 +45,18 @@ mod simulation;
 mod trace;
 
 #[cfg(feature = "scenarios")]
+pub mod cluster;
+#[cfg(feature = "scenarios")]
 pub mod spine;
+#[cfg(feature = "scenarios")]
+mod user;
+
+/// The scenarios that hold, for a command that runs many seeds.
+#[cfg(feature = "scenarios")]
+#[must_use]
+pub fn suite() -> Suite {
+    cluster::add_to(spine::suite())
+}
 
 pub use faults::{Coverage, Faults, Incident, Incidents};
 pub use ledger::{CallbackId, Expected, Ledger, Verdict, Violation};

@@ -62,7 +62,7 @@ const RULES: [Rule; 18] = [
     rule("peers", &["domain", "runtime", "store", "coordination", "scheduler"], &[]),
     rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
     // The cores, the journal and the embedded engines; never the server or an outside engine.
-    rule("simulator", &["domain", "runtime", "journal", "store", "store-embedded", "scheduler"], &[]),
+    rule("simulator", &["domain", "runtime", "journal", "store", "store-embedded", "coordination", "scheduler"], &[]),
     rule(
         "reveille",
         &[

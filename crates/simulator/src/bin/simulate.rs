@@ -1,9 +1,9 @@
 //! Runs the scenarios with many seeds, or replays one.
 
 use clap::Parser;
-use simulator::{Order, spine};
+use simulator::Order;
 
-/// Simulates the spine: the scheduler over each store, under load, while the machine fails.
+/// Simulates the scheduler over each store, alone and in clusters, under load, while machines and networks fail.
 #[derive(Parser)]
 struct Arguments {
     /// Seeds for each scenario.
@@ -31,7 +31,7 @@ fn main() -> std::process::ExitCode {
         std::panic::set_hook(Box::new(|_| {}));
     }
     let order = Order { scenario, seed, seeds, first_seed, trace };
-    match spine::suite().run(&order, |name, coverage| println!("{name}: {coverage}")) {
+    match simulator::suite().run(&order, |name, coverage| println!("{name}: {coverage}")) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");

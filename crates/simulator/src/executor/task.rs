@@ -76,11 +76,19 @@ impl Tasks {
     }
 }
 
+/// In the order of their making, not of their waking: some channels wake their waiters in an order by chance (tokio's
+/// `watch` draws one of eight lists for each), which no seed knows.
 pub(super) struct Ready(pub(super) Mutex<Vec<TaskId>>);
 
 impl Ready {
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<TaskId>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, id: TaskId) {
+        let mut ready = self.lock();
+        let at = ready.partition_point(|other| other.serial < id.serial);
+        ready.insert(at, id);
     }
 }
 
@@ -98,7 +106,7 @@ impl Wake for TaskWaker {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.queued.swap(true, Ordering::Relaxed) {
-            self.ready.lock().push(self.id);
+            self.ready.add(self.id);
         }
     }
 }

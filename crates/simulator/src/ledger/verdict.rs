@@ -313,10 +313,12 @@ impl<'a> Case<'a> {
         callback.end.map_or(Duration::MAX, |end| end.at.saturating_add(self.book.outcome_lag))
     }
 
-    /// Its member was paused or down at some time from its beginning to `until`.
+    /// Its member was paused or down, or there is another excuse, at some time from its beginning to `until`.
     fn is_interrupted(&self, callback: &Callback, until: Duration) -> bool {
         let overlaps = |one: &RangeInclusive<Duration>| *one.start() <= until && *one.end() >= callback.began_at;
+        let excuses = self.book.excuses.get(&callback.occurrence.incarnation);
         (self.interruptions)(&callback.member).iter().any(overlaps)
+            || excuses.is_some_and(|excuses| excuses.iter().any(overlaps))
     }
 }
 

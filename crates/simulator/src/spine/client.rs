@@ -1,34 +1,18 @@
 //! One user: does one thing after another to schedules of its own, and writes down what it is told.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use domain::retry::RetryPolicy;
-use domain::{HttpTarget, Incarnation, Schedule, ScheduleId, Spec, Target, When};
+use domain::{Incarnation, Schedule, ScheduleId};
 use scheduler::{CancelAnswer, Create, CreateRefusal, RedriveAnswer};
 
 use super::beats_until;
 use super::engine::{Engine, MEMBER, tenant};
-use crate::{Expected, Handle, Ledger};
+use crate::user::{self, Names, expected};
+use crate::{Handle, Ledger};
 
 /// How long an attempt that is in flight may take to reach its receiver on a slow store.
 const IN_FLIGHT: Duration = Duration::from_secs(5);
-
-/// Every incarnation that was ever told of.
-#[derive(Default)]
-pub(super) struct Names(Mutex<BTreeSet<Incarnation>>);
-
-impl Names {
-    pub(super) fn incarnations(&self) -> BTreeSet<Incarnation> {
-        self.0.lock().expect("no holder of this lock panics").clone()
-    }
-
-    fn add(&self, incarnation: Incarnation) {
-        self.0.lock().expect("no holder of this lock panics").insert(incarnation);
-    }
-}
 
 pub(super) struct Client<'a> {
     sim: &'a Handle,
@@ -65,34 +49,8 @@ impl<'a> Client<'a> {
         }
     }
 
-    fn when(&self) -> When {
-        let now = self.sim.clock(MEMBER);
-        self.sim.draw(|random| match random.below(10) {
-            0 => When::Every(Duration::from_millis(1_000 + random.below(3_000))),
-            1 => When::At(now - Duration::from_millis(random.below(3_000))),
-            2..=4 => When::At(now + Duration::from_millis(random.below(300))),
-            _ => When::At(now + Duration::from_millis(random.below(6_000))),
-        })
-    }
-
     fn request(&self, id: Option<ScheduleId>) -> Create {
-        let target = self.sim.draw(|random| random.below(3));
-        let spec = Spec {
-            when: self.when(),
-            target: Target::Http(HttpTarget {
-                url: format!("http://receiver-{target}.test/"),
-                method: "POST".to_owned(),
-                headers: Vec::new(),
-                timeout: Duration::from_secs(10),
-            }),
-            payload: Bytes::from_static(b"{}"),
-            labels: std::collections::BTreeMap::new(),
-            retry: RetryPolicy {
-                attempts_max: 4,
-                backoff: Duration::from_millis(500),
-                backoff_max: Duration::from_secs(2),
-            },
-        };
+        let spec = self.sim.draw(|random| user::spec(random, self.sim.clock(MEMBER)));
         Create { tenant: Arc::new(tenant()), id, incarnation: None, spec }
     }
 
@@ -113,7 +71,7 @@ impl<'a> Client<'a> {
 
     fn created(&mut self, schedule: &Schedule) {
         self.names.add(schedule.incarnation);
-        self.ledger.created(schedule.incarnation, expected(schedule));
+        self.ledger.created(schedule.incarnation, expected(schedule, beats_until()));
         self.mine.push((schedule.id.clone(), schedule.incarnation));
     }
 
@@ -140,7 +98,7 @@ impl<'a> Client<'a> {
                     self.sim.outside().sleep(IN_FLIGHT).await;
                 }
                 let Schedule { incarnation, revision, .. } = *answer.schedule;
-                self.ledger.revised(incarnation, revision, expected(&answer.schedule));
+                self.ledger.revised(incarnation, revision, expected(&answer.schedule, beats_until()));
             }
             Some(Ok(Err(refusal))) => panic!("what has a next instant is refused: {refusal}"),
             Some(Err(_)) | None => self.unanswered(incarnation),
@@ -188,16 +146,5 @@ impl<'a> Client<'a> {
 
     fn pick(&self) -> Option<(ScheduleId, Incarnation)> {
         (!self.mine.is_empty()).then(|| self.mine[self.sim.draw(|random| random.index(self.mine.len()))].clone())
-    }
-}
-
-fn expected(schedule: &Schedule) -> Expected {
-    match schedule.spec.when {
-        When::At(at) => Expected::once(at),
-        When::Every(interval) => {
-            let beats = std::iter::successors(Some(schedule.updated_at + interval), |beat| Some(*beat + interval));
-            Expected::series(beats.take_while(|beat| *beat <= beats_until()), beats_until())
-        }
-        When::Cron(_) => unreachable!("no client here asks for a cron"),
     }
 }

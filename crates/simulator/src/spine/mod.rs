@@ -6,7 +6,7 @@
 
 mod client;
 mod engine;
-mod mutant;
+pub(crate) mod mutant;
 mod receiver;
 
 use std::time::Duration;
@@ -16,7 +16,8 @@ use futures_util::future::join_all;
 
 use crate::{EPOCH, Faults, Handle, Ledger, Simulation, Suite, Verdict};
 
-use client::{Client, Names};
+use crate::user::Names;
+use client::Client;
 pub use engine::EngineKind;
 use engine::{Engine, MEMBER};
 pub use mutant::Mutant;

@@ -33,16 +33,16 @@ pub enum Mutant {
 const ARRIVALS_LATE: Duration = Duration::from_millis(1_500);
 
 /// A store with a bug in front of it.
-pub(super) struct Mutated {
-    pub(super) store: Arc<dyn Store>,
-    pub(super) mutant: Mutant,
-    pub(super) runtime: Runtime,
-    pub(super) memory: Arc<Mutex<Memory>>,
+pub(crate) struct Mutated {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) mutant: Mutant,
+    pub(crate) runtime: Runtime,
+    pub(crate) memory: Arc<Mutex<Memory>>,
 }
 
 /// What the bug remembers; it outlives a crash, as the bug does.
 #[derive(Default)]
-pub(super) struct Memory {
+pub(crate) struct Memory {
     closed_written: BTreeMap<PollerId, Timestamp>,
     closed_read_early: BTreeMap<PollerId, Timestamp>,
     first_seen: BTreeMap<Incarnation, Arc<Schedule>>,

@@ -1,0 +1,137 @@
+//! The ways between the members, the store and the coordination engine: each may be cut, one way or both, and what goes
+//! between members may get lost.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use coordination::Member;
+use futures_util::future::BoxFuture;
+use scheduler::{Ask, CancelAnswer, PeerError, Peers, Reply, Scheduler};
+
+use super::mutant::Mutant;
+use crate::Handle;
+
+/// How long a message is on its way at most.
+const TRAVEL_MICROS_MAX: u64 = 2_000;
+/// When the sender of a message that got lost gives up.
+const GIVE_UP_MILLIS: (u64, u64) = (200, 900);
+
+pub(super) const STORE: &str = "store";
+pub(super) const ENGINE: &str = "engine";
+
+#[derive(Clone)]
+pub(super) struct Net {
+    pub(super) sim: Handle,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// From, to, until when.
+    cuts: BTreeMap<(String, String), Duration>,
+    lossy_until: Duration,
+    members: BTreeMap<String, Scheduler>,
+}
+
+impl Net {
+    pub(super) fn new(sim: &Handle) -> Net {
+        Net { sim: sim.clone(), state: Arc::default() }
+    }
+
+    /// What is sent from one to the other gets lost for so long.
+    pub(super) fn cut(&self, from: &str, to: &str, duration: Duration) {
+        let until = self.sim.elapsed() + duration;
+        self.sim.note(&format!("cut from {from} to {to} for {duration:?}"));
+        let mut state = self.lock();
+        let known = state.cuts.entry((from.to_owned(), to.to_owned())).or_default();
+        *known = until.max(*known);
+    }
+
+    /// For so long, some messages between members get lost.
+    pub(super) fn lose_some(&self, duration: Duration) {
+        self.lock().lossy_until = self.sim.elapsed() + duration;
+    }
+
+    pub(super) fn heal(&self) {
+        let mut state = self.lock();
+        state.cuts.clear();
+        state.lossy_until = Duration::ZERO;
+    }
+
+    pub(super) fn is_cut(&self, from: &str, to: &str) -> bool {
+        let until = self.lock().cuts.get(&(from.to_owned(), to.to_owned())).copied();
+        until.is_some_and(|until| self.sim.elapsed() < until)
+    }
+
+    pub(super) fn attach(&self, name: &str, scheduler: Option<Scheduler>) {
+        let mut state = self.lock();
+        let before = match scheduler {
+            Some(scheduler) => state.members.insert(name.to_owned(), scheduler),
+            None => state.members.remove(name),
+        };
+        drop(state);
+        drop(before);
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.lock().members.keys().cloned().collect()
+    }
+
+    pub(super) fn scheduler(&self, name: &str) -> Option<Scheduler> {
+        self.lock().members.get(name).cloned()
+    }
+
+    fn is_lost(&self, from: &str, to: &str) -> bool {
+        let is_lossy = self.sim.elapsed() < self.lock().lossy_until;
+        self.is_cut(from, to) || (is_lossy && self.sim.draw(|random| random.below(5)) == 0)
+    }
+
+    /// Whoever waits for an answer that does not come waits so long.
+    pub(super) fn give_up_after(&self) -> Duration {
+        let (least, most) = GIVE_UP_MILLIS;
+        Duration::from_millis(self.sim.draw(|random| least + random.below(most - least)))
+    }
+
+    fn travel_time(&self) -> Duration {
+        Duration::from_micros(self.sim.draw(|random| random.below(TRAVEL_MICROS_MAX)))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// What one member asks others runs in a task of theirs.
+pub(super) struct Wire {
+    pub(super) net: Net,
+    pub(super) runtime: runtime::Runtime,
+    pub(super) name: String,
+    pub(super) mutant: Option<Mutant>,
+}
+
+impl Peers for Wire {
+    fn ask(&self, to: &Member, ask: Ask) -> BoxFuture<'static, Result<Reply, PeerError>> {
+        if self.mutant == Some(Mutant::CancelsWithoutAsking) && matches!(ask, Ask::Cancel { .. }) {
+            return Box::pin(std::future::ready(Ok(Reply::Cancelled(CancelAnswer::Cancelled))));
+        }
+        let (net, runtime, here, there) = (self.net.clone(), self.runtime.clone(), self.name.clone(), to.name.clone());
+        Box::pin(async move {
+            let lost = |reason: &str| PeerError::Unreachable { member: there.clone(), reason: reason.to_owned() };
+            runtime.sleep(net.travel_time()).await;
+            let Some(scheduler) = net.scheduler(&there).filter(|_| !net.is_lost(&here, &there)) else {
+                runtime.sleep(net.give_up_after()).await;
+                return Err(lost("the request got lost"));
+            };
+            let reply = net.sim.call(&there, async move { scheduler.answer(ask).await }).await;
+            runtime.sleep(net.travel_time()).await;
+            match reply {
+                Some(reply) if !net.is_lost(&there, &here) => Ok(reply),
+                _ => {
+                    runtime.sleep(net.give_up_after()).await;
+                    Err(lost("the reply got lost"))
+                }
+            }
+        })
+    }
+}
