@@ -134,6 +134,9 @@ pub(crate) trait Index: Send + Sync + 'static {
     /// after `keep_from` needs is forgotten.
     fn flush(&self, keep_from: Sequence) -> BoxFuture<'_, Result<(), IndexError>>;
 
+    /// No row that is flushed is later than this; `None` if nothing is.
+    fn flushed_to(&self) -> Option<Sequence>;
+
     /// Merges what was flushed, one step; false if there was nothing to do. Blocks its thread.
     fn merge_step(&self, keep_from: Sequence) -> Result<bool, IndexError>;
 

@@ -343,6 +343,10 @@ impl Index for LsmIndex {
         Box::pin(ready(walked.map(|()| verified)))
     }
 
+    fn flushed_to(&self) -> Option<Sequence> {
+        self.trees.iter().filter_map(|tree| tree.tree.get_highest_persisted_seqno()).max().map(Sequence::from_u64)
+    }
+
     fn copy_to<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, Result<(), IndexError>> {
         let copied = self
             .trees

@@ -35,6 +35,7 @@ struct State {
     /// Rows of each family up to and including this belong to the next flush.
     sealed: [Option<Sequence>; 3],
     unsealed_bytes: [u64; 3],
+    flushed_to: Option<Sequence>,
 }
 
 impl MapIndex {
@@ -45,7 +46,10 @@ impl MapIndex {
             if let Some(bytes) = file::read_whole(runtime, &path(dir, family)).await? {
                 let damaged = |reason: String| damaged(family, reason);
                 let body = file::open_envelope(&bytes).map_err(|error| damaged(error.to_string()))?;
-                state.families[family as usize] = decode(body).map_err(|error| damaged(error.to_string()))?;
+                let rows = decode(body).map_err(|error| damaged(error.to_string()))?;
+                let newest = rows.values().flatten().map(|(at, _)| *at).max();
+                state.flushed_to = state.flushed_to.max(newest);
+                state.families[family as usize] = rows;
             } else {
                 // Written out at the first flush even if it has no rows: an empty index is not a missing one.
                 state.sealed[family as usize] = Some(Sequence::new(0, 0));
@@ -89,6 +93,7 @@ impl MapIndex {
             return Err(damaged(family, "it was read back otherwise than it was written".to_owned()));
         }
         let mut state = self.state();
+        state.flushed_to = state.flushed_to.max(Some(sealed));
         // It may have been sealed again meanwhile.
         if state.sealed[family as usize] == Some(sealed) {
             state.sealed[family as usize] = None;
@@ -255,6 +260,10 @@ impl Index for MapIndex {
             }
             Ok(verified)
         })
+    }
+
+    fn flushed_to(&self) -> Option<Sequence> {
+        self.state().flushed_to
     }
 
     fn copy_to<'a>(&'a self, dir: &'a Path) -> BoxFuture<'a, Result<(), IndexError>> {
