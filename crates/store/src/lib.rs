@@ -108,7 +108,8 @@ pub trait Store: Send + Sync + 'static {
     /// `limit`, and the cursor to go on from; a row may be told twice, and one whose call is under way may be told.
     /// Rows of [`Store::write`] need not be told: the owner knows them. Nor need those from before this store was opened:
     /// whoever takes a shard reads its due rows from `done` on, after it called this once. The engine may forget, for
-    /// these shards, what is at or before a cursor that a caller has presented.
+    /// these shards, what is at or before a cursor that a caller has presented. So present a cursor only if its answer
+    /// came while these shards were surely owned: what came later is another owner's to hear of.
     fn arrivals(&self, shards: Arc<[ShardId]>, cursor: Cursor, limit: usize) -> Answer<'_, (Vec<Arrival>, Cursor)>;
 
     /// What the cancel marks of these shards after `cursor` name, as [`Store::arrivals`]: by incarnation, so that a mark

@@ -591,3 +591,23 @@ fn a_mark_that_comes_while_its_shard_does_is_obeyed() {
         assert_eq!(town.calls().len(), 0, "each was decided before it was due");
     });
 }
+
+#[test]
+fn an_owner_that_wakes_too_late_leaves_the_arrivals_to_the_next() {
+    on_a_slow_store(12, async |sim| {
+        let options = MemoryOptions { latency: slow_store().latency, ..MemoryOptions::default() };
+        let town = Town::new(sim, options, quick).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let mut ids = BTreeSet::new();
+        for _ in 0..4 {
+            sim.pause("a", LEASE + Duration::from_millis(1_500));
+            // These wait for the end of the pause, too, and come to shards that were a's, and are b's.
+            let asked = (0..20).map(|_| town.schedule("a", &a, town.in_ms(4_000), 2));
+            ids.extend(join_all(asked).await.into_iter().flatten());
+            town.settle(&[&a, &b]).await;
+        }
+        town.sleep(Duration::from_secs(8)).await;
+        town.each_once(&ids);
+    });
+}

@@ -204,7 +204,7 @@ impl<'a> Client<'a> {
     async fn cancel(&mut self) {
         let (Some((id, incarnation)), Some(member)) = (self.pick(), self.member()) else { return };
         let (tenant, name) = (tenant().id, id.clone());
-        let ledger = &self.town.ledger;
+        let (ledger, off_before) = (&self.town.ledger, self.off(&member));
         let asked = |scheduler: scheduler::Scheduler| async move { scheduler.cancel(tenant, name).await };
         match self.town.call(&member, asked).await {
             Some(Ok(CancelAnswer::Cancelled)) => ledger.cancelled(incarnation),
@@ -215,14 +215,18 @@ impl<'a> Client<'a> {
             Some(Ok(CancelAnswer::NotFound)) => panic!("lost: {id} was acknowledged and is not found"),
             Some(Ok(CancelAnswer::Pending { decided_by })) => {
                 // The instant is one of the clock of the member that was asked.
-                let clock = self.town.sim.clock(&member).as_millis();
-                let off = (clock - self.town.sim.outside().now().as_millis()).unsigned_abs();
-                let off = CLOCK_OFFSET_MAX.max(Duration::from_millis(off));
+                let off = CLOCK_OFFSET_MAX.max(off_before).max(self.off(&member));
                 ledger.cancelled_by(incarnation, decided_by.since(EPOCH) + off);
             }
             Some(Err(_)) | None => return self.is_doubtful(incarnation),
         }
         self.mine.retain(|(_, mine)| *mine != incarnation);
+    }
+
+    /// How far a member's clock is off now.
+    fn off(&self, member: &str) -> Duration {
+        let (clock, now) = (self.town.sim.clock(member), self.town.sim.outside().now());
+        Duration::from_millis(clock.as_millis().abs_diff(now.as_millis()))
     }
 
     async fn redrive(&mut self) {

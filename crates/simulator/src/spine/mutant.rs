@@ -30,6 +30,8 @@ pub enum Mutant {
     IgnoresTheRevision,
 }
 
+/// A creator may take so long between two of its steps: in that time a stretch is closed.
+const CREATOR_SLOW: Duration = Duration::from_millis(400);
 const ARRIVALS_LATE: Duration = Duration::from_millis(1_500);
 
 /// A store with a bug in front of it.
@@ -66,6 +68,7 @@ impl Store for Mutated {
                 let pollers: Vec<PollerId> = inserts.iter().map(|insert| insert.schedule.poller).collect();
                 let closed = self.store.closed(pollers.clone()).await?;
                 self.memory().closed_read_early.extend(pollers.into_iter().zip(closed));
+                self.runtime.sleep(CREATOR_SLOW).await;
             }
             let first_seen = inserts.iter().map(|insert| (insert.schedule.incarnation, insert.schedule.clone()));
             self.memory().first_seen.extend(first_seen);
