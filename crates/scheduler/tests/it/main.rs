@@ -6,3 +6,4 @@ mod cluster;
 mod firing;
 mod house;
 mod survival;
+mod town;
