@@ -78,3 +78,17 @@ fn copy_checkout(copy: &Path) -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deliberate_bugs_fit_the_code_as_it_is() {
+        for name in ["unfenced", "no-drain"] {
+            let patch = format!("xtask/src/chaos/mutants/{name}.patch");
+            let status = Command::new("git").args(["apply", "--check", &patch]).current_dir(stage::root()).status();
+            assert!(status.unwrap().success(), "{patch} does not fit the code any more: make it anew");
+        }
+    }
+}
