@@ -273,6 +273,7 @@ fn ask_for_runs(stage: &Stage, folder: &Path) -> anyhow::Result<()> {
                 state: run["state"].as_str().unwrap_or("?").to_owned(),
                 nominal_ms: instant_of("scheduled_at").unwrap_or(0),
                 missed_last_ms: instant_of("missed_last"),
+                attempts: run["attempts"].as_array().map_or(0, Vec::len),
             });
         }
     }

@@ -180,6 +180,8 @@ pub(super) struct Told {
     pub(super) state: String,
     pub(super) nominal_ms: u64,
     pub(super) missed_last_ms: Option<u64>,
+    /// How many attempts the service remembers.
+    pub(super) attempts: usize,
 }
 
 pub(super) struct Log(Mutex<File>);

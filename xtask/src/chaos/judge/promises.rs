@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::super::log::{Answer, Callback, Fault, Operation, Request};
+use super::super::log::{Answer, Callback, Fault, Operation, Request, Told};
 use super::{Broken, Promise, Story, Verdict};
 
 /// After the last disturbance a shard has an owner again within so long: a lease of 2 s, and the machine's noise.
@@ -108,7 +108,7 @@ pub(super) fn is_lost(story: &Story) -> bool {
     !story.callbacks.iter().any(|callback| may_be(callback.version))
 }
 
-/// The instants of a recurring schedule that have neither a callback nor a record of being missed.
+/// The instants of a recurring schedule that have neither a callback nor a record of what became of them instead.
 pub(super) fn unaccounted(story: &Story, faults: &[Fault]) -> Vec<u64> {
     let Some((at, put)) = story.confirmed() else { return Vec::new() };
     let (Some(every), Some(first)) = (put.every_ms, put.next_ms) else { return Vec::new() };
@@ -121,10 +121,7 @@ pub(super) fn unaccounted(story: &Story, faults: &[Fault]) -> Vec<u64> {
         return Vec::new();
     }
     let came: BTreeSet<u64> = story.callbacks.iter().map(|callback| callback.nominal_ms).collect();
-    let is_told = |nominal: u64| {
-        let last = |told: &super::Told| told.missed_last_ms.unwrap_or(told.nominal_ms);
-        story.told.iter().any(|told| told.state == "missed" && (told.nominal_ms..=last(told)).contains(&nominal))
-    };
+    let is_told = |nominal: u64| story.told.iter().any(|told| excuses(told, nominal));
     // What was due without an owner, and was cancelled before there was one, rightly never fires.
     let is_calm = |fault: &Fault| fault.start_ms > cancel.asked_ms || fault.healed_ms + RECOVERY_MS < cancel.asked_ms;
     let owed_until = if faults.iter().all(is_calm) {
@@ -135,6 +132,16 @@ pub(super) fn unaccounted(story: &Story, faults: &[Fault]) -> Vec<u64> {
     let step = usize::try_from(every).unwrap_or(usize::MAX);
     let nominals = (first..=owed_until.max(first)).step_by(step).filter(|nominal| *nominal <= owed_until);
     nominals.filter(|nominal| !came.contains(nominal) && !is_told(*nominal)).collect()
+}
+
+/// Whether what the service tells says why this instant's callback did not arrive: its turn was missed, or attempts were
+/// made, none of which arrived before they were given up. A run that nobody ever tried excuses nothing.
+fn excuses(told: &Told, nominal: u64) -> bool {
+    match told.state.as_str() {
+        "missed" => (told.nominal_ms..=told.missed_last_ms.unwrap_or(told.nominal_ms)).contains(&nominal),
+        "failed" | "cancelled" => told.nominal_ms == nominal && told.attempts > 0,
+        _ => false,
+    }
 }
 
 fn strange(story: &Story, request: &Request) -> Option<String> {

@@ -1,6 +1,6 @@
 //! Each promise is broken once, in a story of a few lines, and the judge must say so; and none of a good one.
 
-use super::super::log::{Answer, Callback, Fault, Kind, Operation, Place, Request};
+use super::super::log::{Answer, Callback, Fault, Kind, Operation, Place, Request, Told};
 use super::{Promise, Records, Verdict, judge};
 
 const DUE: u64 = 100_000;
@@ -167,6 +167,26 @@ fn an_instant_of_a_recurring_schedule_that_nothing_is_known_of_is_found() {
         vec![fault(Kind::KilledAndLeftDead, "a", DUE + 3_000, DUE + 3_000)],
         &[],
     );
+    // What the service says of it: only what became of it excuses it, and only if it was tried.
+    let told = |state: &str, attempts| Told {
+        token: "t".to_owned(),
+        id: "s".to_owned(),
+        state: state.to_owned(),
+        nominal_ms: DUE + 2_000,
+        missed_last_ms: None,
+        attempts,
+    };
+    let is_accounted_for = |told: Told| {
+        let came = vec![at(DUE), at(DUE + 4_000)];
+        let places = vec![Place { token: "t".to_owned(), poller: 7 }];
+        judge(&Records::new(requests(), came, Vec::new(), places, vec![told])).broken.is_empty()
+    };
+    for (state, attempts) in [("missed", 0), ("failed", 3), ("cancelled", 1)] {
+        assert!(is_accounted_for(told(state, attempts)), "{state}");
+    }
+    for (state, attempts) in [("failed", 0), ("cancelled", 0), ("succeeded", 1), ("retrying", 1)] {
+        assert!(!is_accounted_for(told(state, attempts)), "{state}");
+    }
 }
 
 #[test]
