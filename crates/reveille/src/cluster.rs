@@ -44,6 +44,9 @@ pub(crate) struct MemberArguments {
     /// Seconds for which a member that is dead keeps its shards; too few lose shards to a stall of the database
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=60), env = "REVEILLE_LEASE")]
     lease: u64,
+    /// Days for which runs, and schedules that are over, are kept in the database
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=36_500), env = "REVEILLE_HISTORY_DAYS")]
+    history_days: u64,
 }
 
 impl Default for MemberArguments {
@@ -54,6 +57,7 @@ impl Default for MemberArguments {
             peer_advertise: None,
             name: None,
             lease: 6,
+            history_days: 30,
         }
     }
 }
@@ -65,6 +69,10 @@ impl MemberArguments {
 
     fn lease(&self) -> Duration {
         Duration::from_secs(self.lease)
+    }
+
+    fn history(&self) -> Duration {
+        Duration::from_secs(self.history_days * 86_400)
     }
 
     /// # Errors
@@ -140,6 +148,7 @@ pub(crate) async fn join(
         profile,
         options: membership::Options::with_lease(arguments.lease()),
     };
+    let options = scheduler::Options { history: arguments.history(), ..options };
     let joined = Scheduler::join(runtime, store.clone(), deliver, options, peering).await;
     Ok(Member { scheduler: joined.context("cannot join the cluster")?, listener })
 }

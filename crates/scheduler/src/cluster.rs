@@ -72,19 +72,26 @@ impl Cluster {
         me.is_some() && self.membership.view().borrow().claims.get(&leader()).copied() == me
     }
 
-    /// Leads whenever nobody does.
+    /// Leads whenever nobody does, unless this member's clock is off.
     async fn lead_for_ever(&self) {
         let runtime = &self.shared.runtime;
         let leader = leader();
         let mut next = runtime.monotonic();
         loop {
             runtime.sleep(PERIOD).await;
+            if self.membership.clock_is_off() {
+                if self.leads() {
+                    let _may_fail = self.membership.release(vec![leader.clone()]).await;
+                }
+                continue;
+            }
             let is_vacant = !self.membership.view().borrow().claims.contains_key(&leader);
             if is_vacant && self.membership.lease().is_some() {
                 let _may_fail = self.membership.claim(vec![leader.clone()]).await;
             }
             if self.leads() && runtime.monotonic() >= next {
-                let after = match self.shared.store.maintain(runtime.now()).await {
+                let now = runtime.now();
+                let after = match self.shared.store.maintain(now, now - self.shared.options.history).await {
                     Ok(dropped) => {
                         tracing::debug!(dropped, "the store's housekeeping is done");
                         HOUSEKEEPING_PERIOD

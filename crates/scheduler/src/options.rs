@@ -32,6 +32,10 @@ pub struct Options {
     pub pollers: u16,
     /// How long a stop waits for attempts in flight. Default 10 s.
     pub drain: Duration,
+    /// How long runs, and schedules that are over, are kept at least. Default 30 days. Shorter: a put that is tried again
+    /// later than that makes its schedule anew, and a dead letter of before cannot be redriven; longer: more to store. Not
+    /// every engine forgets.
+    pub history: Duration,
 }
 
 impl Default for Options {
@@ -47,6 +51,7 @@ impl Default for Options {
             defer_max: Duration::from_secs(60),
             pollers: 64,
             drain: Duration::from_secs(10),
+            history: Duration::from_secs(30 * 86_400),
         }
     }
 }

@@ -101,7 +101,7 @@ async fn measure(runtime: &Runtime, store: &PostgresStore, rows: usize) {
     timed(runtime, "load, 100 at random", 20_000, 1, random.chunks(100).map(load)).await;
 
     // From here on there are as many partitions as there ever are.
-    store.maintain(runtime.now()).await.unwrap();
+    store.maintain(runtime.now(), Timestamp::MIN).await.unwrap();
     let ahead: Vec<Insert> =
         (0..520).map(|week| schedule_at(runtime, Duration::from_secs(week * 7 * 86_400))).collect();
     store.insert(ahead).await.unwrap();

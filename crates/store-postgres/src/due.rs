@@ -27,10 +27,8 @@ impl Columns {
         for (poller, key) in rows {
             let family = Family::of(key.position, now);
             columns.partitions.insert(Partition::of(family, key.position));
-            match family {
-                Family::Near => columns.near.push(poller, &key),
-                Family::Far => columns.far.push(poller, &key),
-            }
+            let rows = if family == Family::Near { &mut columns.near } else { &mut columns.far };
+            rows.push(poller, &key);
         }
         columns
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use postgres_client::tokio_postgres::Row;
-use postgres_client::{Link, Server};
+use postgres_client::{Failure, Link, Server};
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
     Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
@@ -23,7 +23,7 @@ use crate::error::{OpenError, store_error};
 use crate::marks::Told;
 use crate::options::Options;
 use crate::partition::Partitions;
-use crate::{create, schema};
+use crate::{create, history, schema};
 
 /// After the server refused a write for want of space, how long users' writes are not taken: then one tries again.
 const FULL_FOR: Duration = Duration::from_secs(5);
@@ -153,6 +153,15 @@ impl Drop for PostgresStore {
     }
 }
 
+impl Inner {
+    async fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Result<u64, Failure> {
+        let session = self.keeper.session().await?;
+        let _alone = self.making_partitions.lock().await;
+        let partitions = self.partitions.maintain(&session, now).await?;
+        Ok(partitions + history::forget(&session, self.runtime.now(), history_from).await?)
+    }
+}
+
 /// The cluster, and what was over before any call.
 async fn look(
     keeper: &Link,
@@ -214,14 +223,10 @@ impl Store for PostgresStore {
         Box::pin(async move { self.inner.put_tenant(&tenant).await })
     }
 
-    /// Makes the partitions of the days to come, and drops those that every poller is done with; how many. Several at
-    /// once are harmless.
-    fn maintain(&self, now: Timestamp) -> Answer<'_, u64> {
-        Box::pin(async move {
-            let session = self.inner.keeper.session().await.map_err(store_error)?;
-            let _alone = self.inner.making_partitions.lock().await;
-            self.inner.partitions.maintain(&session, now).await.map_err(store_error)
-        })
+    /// Makes the partitions of the days to come, drops those that every poller is done with, and forgets history; how many
+    /// partitions and rows went. Several at once are harmless.
+    fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Answer<'_, u64> {
+        Box::pin(async move { self.inner.maintain(now, history_from).await.map_err(store_error) })
     }
 
     fn health(&self) -> Health {

@@ -5,7 +5,7 @@
 //! and a take at once one waits for the other, and nothing of an older term takes effect once a newer one was answered.
 //!
 //! Row write and look at `closed` are two transactions on purpose ([`store::Placed::settled`] is false), and marks are told to
-//! the owner. Due rows are partitioned by time, and dropped by the partition ([`store::Store::maintain`]).
+//! the owner. Due rows and runs are partitioned by time, and dropped by the partition ([`store::Store::maintain`]).
 //!
 //! What this does not do: it elects nobody (that is `coordination`), keeps no cache of rows, and never reads a clock for a
 //! decision but for where a due row is kept.
@@ -20,6 +20,7 @@ mod create;
 mod due;
 mod engine;
 mod error;
+mod history;
 mod inbox;
 mod marks;
 mod options;

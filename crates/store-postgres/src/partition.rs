@@ -1,8 +1,8 @@
-//! Partitions of the due rows: which row belongs where, making them in time, dropping those that nobody needs.
+//! Partitions of the due rows and of the runs: which row belongs where, making them in time, dropping those that nobody needs.
 //!
-//! A row for one of the days to come goes to a partition of that day, a later one to a wide partition. Days that are done
+//! A due row for one of the days to come goes to a partition of that day, a later one to a wide partition. Days that are done
 //! can then be dropped soon, and ten years ahead are few partitions. Which it is depends on when a row is written, so the
-//! two families of partitions may hold the same stretch of time; whoever reads, reads both.
+//! two families of due partitions may hold the same stretch of time; whoever reads, reads both.
 
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -23,10 +23,14 @@ const LOCK: i64 = 0x5265_7665_696c_6c66;
 pub(crate) enum Family {
     Near,
     Far,
+    /// By their nominal instants.
+    Runs,
 }
 
 impl Family {
-    /// Of a row that is written at `now`.
+    pub(crate) const DUE: [Family; 2] = [Family::Near, Family::Far];
+
+    /// Of a due row that is written at `now`.
     pub(crate) fn of(position: Timestamp, now: Timestamp) -> Self {
         if position < now + NEAR { Family::Near } else { Family::Far }
     }
@@ -35,18 +39,19 @@ impl Family {
         match self {
             Family::Near => "due_near",
             Family::Far => "due_far",
+            Family::Runs => "run",
         }
     }
 
     fn width(self) -> i64 {
         match self {
-            Family::Near => DAY,
+            Family::Near | Family::Runs => DAY,
             Family::Far => WEEKS,
         }
     }
 }
 
-/// Positions from `start`, included, to `end`, not included.
+/// Positions, or nominal instants, from `start`, included, to `end`, not included.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Partition {
     pub(crate) family: Family,
@@ -116,39 +121,62 @@ impl Partitions {
         Ok(())
     }
 
-    /// Makes the partitions of the days to come, and drops those of `family` that end at or before `now` and hold no row
-    /// after its poller's `done`. How many were dropped.
+    /// Makes the partitions of the days to come, and drops the due ones that end at or before `now` and hold no row after
+    /// its poller's `done`. How many were dropped.
     pub(crate) async fn maintain(&self, session: &Session, now: Timestamp) -> Result<u64, Failure> {
-        let days = 0..=i64::try_from(NEAR.as_millis()).unwrap_or(0) / DAY + 1;
-        let ahead = |day| Partition::of(Family::Near, now + Duration::from_secs(day * 86_400));
-        let wanted: BTreeSet<Partition> = days.map(|day| ahead(day.unsigned_abs())).collect();
+        let days = 0..=NEAR.as_secs() / 86_400 + 1;
+        let mut wanted: BTreeSet<Partition> =
+            days.map(|day| Partition::of(Family::Near, now + Duration::from_secs(day * 86_400))).collect();
+        wanted.extend([now, now + Duration::from_secs(86_400)].map(|day| Partition::of(Family::Runs, day)));
         self.make(session, &self.missing(&wanted)).await?;
         let mut dropped = 0;
-        for family in [Family::Near, Family::Far] {
-            for partition in over(session, family, now).await? {
-                dropped += u64::from(drop_if_done(session, family, &partition).await?);
+        for family in Family::DUE {
+            for partition in existing(session, family, Edge::End, now).await? {
+                let is_needed = has_work(&partition, Timestamp::MAX);
+                dropped += u64::from(drop_unless(session, family, &partition, &is_needed).await?);
             }
         }
         Ok(dropped)
     }
 }
 
-/// The partitions of `family` that end at or before `now`, by name, the oldest first.
-async fn over(session: &Session, family: Family, now: Timestamp) -> Result<Vec<String>, Failure> {
-    // `FOR VALUES FROM ('1') TO ('2')`
+/// The bound of a partition that [`existing`] looks at, as PostgreSQL writes it: `FOR VALUES FROM ('1') TO ('2')`.
+#[derive(Clone, Copy)]
+pub(crate) enum Edge {
+    Start,
+    End,
+}
+
+/// The partitions of `family` that start, or end, at or before `until`, by name, the oldest first.
+pub(crate) async fn existing(
+    session: &Session,
+    family: Family,
+    edge: Edge,
+    until: Timestamp,
+) -> Result<Vec<String>, Failure> {
     let list = "select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
                 where i.inhparent = to_regclass('reveille.' || $1)
-                and substring(pg_get_expr(c.relpartbound, c.oid) from 'TO \\(''?(-?[0-9]+)')::bigint <= $2
+                and substring(pg_get_expr(c.relpartbound, c.oid) from $2 || ' \\(''?(-?[0-9]+)')::bigint <= $3
                 order by c.relname";
-    let rows = session.within(session.client().query(list, &[&family.table(), &now.as_millis()])).await?;
+    let edge = match edge {
+        Edge::Start => "FROM",
+        Edge::End => "TO",
+    };
+    let rows = session.within(session.client().query(list, &[&family.table(), &edge, &until.as_millis()])).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-async fn drop_if_done(session: &Session, family: Family, partition: &str) -> Result<bool, Failure> {
-    if has_work(session, partition).await? {
+/// Drops it, unless the query `is_needed` says `true`; whether it is gone.
+pub(crate) async fn drop_unless(
+    session: &Session,
+    family: Family,
+    partition: &str,
+    is_needed: &str,
+) -> Result<bool, Failure> {
+    if says(session, is_needed).await? {
         return Ok(false);
     }
-    // A creator may have written there since: once nobody else can, look again. Readers and writers take the locks in the
+    // Somebody may have written there since: once nobody else can, look again. Readers and writers take the locks in the
     // same order, and none of them holds them for long.
     let begin = format!(
         "begin; set local lock_timeout = '1s'; select pg_advisory_xact_lock({LOCK});
@@ -157,7 +185,7 @@ async fn drop_if_done(session: &Session, family: Family, partition: &str) -> Res
     );
     let dropping = async {
         session.within(session.client().batch_execute(&begin)).await?;
-        if has_work(session, partition).await? {
+        if says(session, is_needed).await? {
             session.within(session.client().batch_execute("rollback")).await?;
             return Ok(false);
         }
@@ -176,9 +204,15 @@ async fn drop_if_done(session: &Session, family: Family, partition: &str) -> Res
     }
 }
 
-/// Whether there is a row after its poller's `done`. Looks at each poller's last row only, from one to the next by index.
-async fn has_work(session: &Session, partition: &str) -> Result<bool, Failure> {
-    let look = format!(
+/// The answer of a query that says yes or no.
+pub(crate) async fn says(session: &Session, query: &str) -> Result<bool, Failure> {
+    Ok(session.within(session.client().query_one(query, &[])).await?.get(0))
+}
+
+/// Asks whether a due partition has a row at or before `until` and after its poller's `done`. Looks at the last such row of
+/// each poller only, from one to the next by index.
+pub(crate) fn has_work(partition: &str, until: Timestamp) -> String {
+    format!(
         "with recursive poller (poller) as (
              (select poller from reveille.{partition} order by poller limit 1)
              union all
@@ -188,11 +222,12 @@ async fn has_work(session: &Session, partition: &str) -> Result<bool, Failure> {
          select exists (
              select from poller p
              where p.poller is not null
-             and (select d.position from reveille.{partition} d where d.poller = p.poller order by d.position desc limit 1)
+             and (select d.position from reveille.{partition} d where d.poller = p.poller and d.position <= {}
+                  order by d.position desc limit 1)
                  > coalesce((select done from reveille.position where poller = p.poller), -1)
-         )"
-    );
-    Ok(session.within(session.client().query_one(&look, &[])).await?.get(0))
+         )",
+        until.as_millis()
+    )
 }
 
 #[cfg(test)]

@@ -11,11 +11,12 @@ use crate::error::OpenError;
 use crate::options::Options;
 
 /// In order; the first makes version 1. One that has been released never changes.
-const MIGRATIONS: [&str; 1] = [include_str!("../migrations/0001-first.sql")];
+const MIGRATIONS: [&str; 2] =
+    [include_str!("../migrations/0001-first.sql"), include_str!("../migrations/0002-history.sql")];
 
 /// The version of the schema that this build reads and writes.
-pub const SCHEMA_VERSION: i32 = 1;
-const _: () = assert!(MIGRATIONS.len() == 1, "SCHEMA_VERSION counts the migrations");
+pub const SCHEMA_VERSION: i32 = 2;
+const _: () = assert!(MIGRATIONS.len() == 2, "SCHEMA_VERSION counts the migrations");
 
 /// Keeps two migrations apart; any number will do, as long as it stays.
 const LOCK: i64 = 0x5265_7665_696c_6c65;

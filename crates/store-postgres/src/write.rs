@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use domain::{Incarnation, Occurrence, ScheduleId, ShardId, TenantId, Term};
+use domain::{Incarnation, Occurrence, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::try_join;
 use postgres_client::tokio_postgres::types::ToSql;
@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::connections::Held;
 use crate::engine::Inner;
 use crate::error::store_error;
-use crate::partition::Partition;
+use crate::partition::{Family, Partition};
 use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{
     HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
@@ -36,28 +36,34 @@ const NAMES: &str = "select s.tenant, s.id, s.incarnation
     join reveille.schedule s on s.tenant = n.tenant and s.id = n.id and s.is_current and s.id is not null";
 const RUNS: &str = "select r.state = 2 and not r.is_redriven, r.incarnation, r.nominal, r.version, r.state <> 0
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
-    join reveille.run r on r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version";
+    join reveille.run r on r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
+    where r.nominal between $4 and $5";
 const ASKED: &str = "select incarnation from reveille.asked where incarnation = any($1::uuid[])";
 
 const FREE_NAMES: &str = "update reveille.schedule set is_current = false where incarnation = any($1::uuid[])";
 const INSERT_SCHEDULES: &str = "insert into reveille.schedule
-    (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec)
-    select * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::boolean[], $6::bigint[],
-        $7::smallint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[])";
+    (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec, ended_at)
+    select *, case when i.status <> 0 then $12::bigint end
+    from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::boolean[], $6::bigint[], $7::smallint[],
+            $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[])
+        as i (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec)";
 const REPLACE_SCHEDULES: &str = "update reveille.schedule s
-    set revision = i.revision, status = i.status, updated_at = i.updated_at, next = i.next, spec = i.spec
+    set revision = i.revision, status = i.status, updated_at = i.updated_at, next = i.next, spec = i.spec,
+        ended_at = case when i.status <> 0 then $7::bigint end
     from unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::bigint[], $5::bigint[], $6::bytea[])
         as i (incarnation, revision, status, updated_at, next, spec)
     where s.incarnation = i.incarnation";
 const CHANGE_SCHEDULES: &str = "update reveille.schedule s
-    set revision = i.revision, status = i.status, next = i.next
+    set revision = i.revision, status = i.status, next = i.next,
+        ended_at = case when i.status <> 0 then $5::bigint end
     from unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::bigint[]) as i (incarnation, revision, status, next)
     where s.incarnation = i.incarnation";
 const INSERT_ASKED: &str = "insert into reveille.asked select * from unnest($1::uuid[]) on conflict do nothing";
-const WRITE_RUNS: &str = "insert into reveille.run (incarnation, nominal, version, tenant, state, value)
-    select * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::smallint[], $6::bytea[])
-    on conflict (incarnation, nominal, version) do update set state = excluded.state, value = excluded.value";
-const REDRIVE_RUNS: &str = "update reveille.run r set is_redriven = true
+const WRITE_RUNS: &str = "insert into reveille.run (incarnation, nominal, version, tenant, state, value, written_at)
+    select *, $7::bigint from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::bigint[], $5::smallint[], $6::bytea[])
+    on conflict (incarnation, nominal, version)
+    do update set state = excluded.state, value = excluded.value, written_at = excluded.written_at";
+const REDRIVE_RUNS: &str = "update reveille.run r set is_redriven = true, written_at = $4
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
     where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version";
 const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, closed, done)
@@ -202,13 +208,16 @@ impl Inner {
         let session = held.session();
         let mut plan = read(session, batch.needs()).await?;
         let answers = batch.decide(&mut plan);
-        let due = due::Columns::of(plan.changes.due.drain(..), self.runtime.now());
-        let missing = self.partitions.missing(&due.partitions);
+        let now = self.runtime.now();
+        let due = due::Columns::of(plan.changes.due.drain(..), now);
+        let mut partitions = due.partitions.clone();
+        partitions.extend(plan.changes.runs.keys().map(|run| Partition::of(Family::Runs, run.nominal)));
+        let missing = self.partitions.missing(&partitions);
         if !missing.is_empty() {
             // On another connection, as this one is in a transaction.
             self.make_partitions(&missing).await?;
         }
-        write(session, plan, &due, batch.is_of_creators()).await?;
+        write(session, plan, &due, batch.is_of_creators(), now).await?;
         Ok(answers)
     }
 
@@ -236,12 +245,17 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     incarnations.extend(name_rows.iter().map(|row| row.get::<_, Uuid>(2)));
     let incarnations: Vec<Uuid> = incarnations.into_iter().collect();
     let occurrences: OccurrenceColumns = needs.occurrences.iter().collect();
+    let (first, last) = occurrences.stretch();
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
     // The names again, now that their holders are locked: nobody can take one of those any more.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
         ask(session, &schedules, vec![&incarnations]),
         ask(session, &names, vec![&tenants, &ids]),
-        ask(session, &runs, vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions]),
+        ask(
+            session,
+            &runs,
+            vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions, &first, &last]
+        ),
         ask(session, &asked, vec![&asked_ids]),
     )?;
     let holders = |rows: &[Row]| rows.iter().map(|row| row.get::<_, Uuid>(2)).collect::<BTreeSet<_>>();
@@ -328,8 +342,15 @@ impl<'a> Sending<'a> {
 }
 
 /// Writes all of it, and commits.
-async fn write(session: &Session, plan: Plan, due: &due::Columns, is_of_creators: bool) -> Result<(), Failure> {
+async fn write(
+    session: &Session,
+    plan: Plan,
+    due: &due::Columns,
+    is_of_creators: bool,
+    now: Timestamp,
+) -> Result<(), Failure> {
     let Plan { heads, changes, .. } = plan;
+    let now = now.as_millis();
     let Changes { schedules, freed, asked, runs, redriven, positions, due: _ } = changes;
     let freed: Vec<Uuid> =
         freed.into_iter().filter(|id| !matches!(schedules.get(id), Some(ScheduleChange::New(_)))).map(uuid).collect();
@@ -354,7 +375,7 @@ async fn write(session: &Session, plan: Plan, due: &due::Columns, is_of_creators
     let closed: Vec<i64> = positions.values().map(|positions| positions.closed.as_millis()).collect();
     let done: Vec<i64> = positions.values().map(|positions| positions.done.as_millis()).collect();
 
-    let new_parameters: [&(dyn ToSql + Sync); 11] = [
+    let new_parameters: [&(dyn ToSql + Sync); 12] = [
         &new.incarnations,
         &new.tenants,
         &new.pollers,
@@ -366,21 +387,23 @@ async fn write(session: &Session, plan: Plan, due: &due::Columns, is_of_creators
         &new.updated,
         &new.nexts,
         &new.specs,
+        &now,
     ];
-    let replaced_parameters: [&(dyn ToSql + Sync); 6] = [
+    let replaced_parameters: [&(dyn ToSql + Sync); 7] = [
         &replaced.incarnations,
         &replaced.revisions,
         &replaced.statuses,
         &replaced.updated,
         &replaced.nexts,
         &replaced.specs,
+        &now,
     ];
-    let changed_parameters: [&(dyn ToSql + Sync); 4] =
-        [&changed.incarnations, &changed.revisions, &changed.statuses, &changed.nexts];
-    let run_parameters: [&(dyn ToSql + Sync); 6] =
-        [&run_keys.incarnations, &run_keys.nominals, &run_keys.versions, &run_tenants, &run_states, &run_values];
-    let redriven_parameters: [&(dyn ToSql + Sync); 3] =
-        [&redriven.incarnations, &redriven.nominals, &redriven.versions];
+    let changed_parameters: [&(dyn ToSql + Sync); 5] =
+        [&changed.incarnations, &changed.revisions, &changed.statuses, &changed.nexts, &now];
+    let run_parameters: [&(dyn ToSql + Sync); 7] =
+        [&run_keys.incarnations, &run_keys.nominals, &run_keys.versions, &run_tenants, &run_states, &run_values, &now];
+    let redriven_parameters: [&(dyn ToSql + Sync); 4] =
+        [&redriven.incarnations, &redriven.nominals, &redriven.versions, &now];
     let (freed_parameters, asked_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 1]) =
         ([&freed], [&asked]);
     let position_parameters: [&(dyn ToSql + Sync); 3] = [&pollers, &closed, &done];
@@ -418,6 +441,6 @@ impl HeadColumns {
         self.incarnations.push(uuid(head.incarnation));
         self.revisions.push(i64::from(head.revision.0));
         self.statuses.push(status_number(head.status));
-        self.nexts.push(head.next.map(domain::Timestamp::as_millis));
+        self.nexts.push(head.next.map(Timestamp::as_millis));
     }
 }

@@ -90,9 +90,10 @@ pub trait Store: Send + Sync + 'static {
     /// Whether writes of users are taken now; a cheap look at memory.
     fn health(&self) -> Health;
 
-    /// The engine's housekeeping, which one member does now and then: what nobody needs any more is dropped. Nothing that
-    /// is due waits for it. How much was dropped, in the engine's own units.
-    fn maintain(&self, _now: Timestamp) -> Answer<'_, u64> {
+    /// The engine's housekeeping, which one member does now and then: what nobody needs any more is dropped, and what was
+    /// over before `history_from` may be: runs, schedules that are over, incarnations of puts. Nothing that is due waits for
+    /// it. How much was dropped, in the engine's own units.
+    fn maintain(&self, _now: Timestamp, _history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(std::future::ready(Ok(0)))
     }
 

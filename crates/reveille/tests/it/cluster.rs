@@ -332,3 +332,39 @@ fn a_row_and_its_callback_commit_together_or_not_at_all() {
     assert_eq!(server.client().get("/v1/schedules/three").json()["state"], "cancelled");
     assert!(server.stop().success());
 }
+
+#[test]
+fn what_was_over_for_a_month_is_forgotten_by_the_leading_member() {
+    let home = Home::new();
+    let receiver = Receiver::start();
+    let server = home.start("a");
+    home.settle(&["a"]);
+    let mut client = server.client();
+    for id in ["old", "young"] {
+        assert_eq!(client.create(&one_shot(id, now_millis() + 3_600_000, &receiver.url(), &json!(id))).status, 201);
+        assert_eq!(client.send("DELETE", &format!("/v1/schedules/{id}"), "").unwrap().status, 200);
+    }
+    assert!(server.stop().success());
+    let age =
+        "update reveille.schedule set ended_at = ended_at - 86400000::bigint * case id when 'old' then 31 else 29 end";
+    postgres::shared().sql(database(&home.url), age).unwrap();
+
+    let server = home.start("b");
+    let deadline = Instant::now() + PATIENCE;
+    while server.client().get("/v1/schedules/old").status != 404 {
+        assert!(Instant::now() < deadline, "it is not forgotten");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(server.client().get("/v1/schedules/young").json()["state"], "cancelled");
+    assert!(server.stop().success());
+
+    // Somebody who keeps less.
+    let mut command = home.serve("c");
+    command.args(["--history-days", "29"]);
+    let server = Server::start_where(command, |_| home.key_folder());
+    while server.client().get("/v1/schedules/young").status != 404 {
+        assert!(Instant::now() < deadline, "it is not forgotten");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(server.stop().success());
+}

@@ -200,6 +200,32 @@ fn one_member_leads_and_another_when_it_is_gone() {
 }
 
 #[test]
+fn a_member_whose_clock_is_off_does_not_lead() {
+    let sim = Simulation::new(5);
+    sim.run_until(async {
+        let town = Town::new(&sim, MemoryOptions::weak(), quick).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        let only = async |wanted: [bool; 2]| {
+            for _ in 0..100 {
+                if [a.leads(), b.leads()] == wanted {
+                    return;
+                }
+                town.sleep(Duration::from_millis(100)).await;
+            }
+            panic!("it is not so that {wanted:?} lead");
+        };
+        town.sleep(Duration::from_secs(3)).await;
+        let is_a = a.leads();
+        only([is_a, !is_a]).await;
+        sim.jump_clock(if is_a { "a" } else { "b" }, 3_600_000);
+        only([!is_a, is_a]).await;
+        sim.jump_clock(if is_a { "a" } else { "b" }, -3_600_000);
+        town.sleep(Duration::from_secs(5)).await;
+        assert_eq!([a.leads(), b.leads()], [!is_a, is_a], "nobody takes it from the one that has it");
+    });
+}
+
+#[test]
 fn a_tenant_that_gets_more_pollers_loses_nothing_while_members_learn_of_them_one_by_one() {
     both_engines(async |sim, options| {
         let town = Town::new(sim, options, quick).await;

@@ -6,6 +6,7 @@ mod arrivals;
 mod conformance;
 mod faults;
 mod full;
+mod history;
 mod inbox;
 mod partitions;
 mod refusals;

@@ -35,7 +35,7 @@ fn partitions_are_made_on_demand_and_dropped_once_all_pollers_are_done() {
 
         // Its day is over, but nobody is done with it: this poller has never had positions.
         let later = now + DAY * 5;
-        assert_eq!(store.maintain(later).await, Ok(0));
+        assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(0));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 4);
 
         let term = store.take(vec![POLLER.shard()]).await.unwrap()[0];
@@ -44,17 +44,21 @@ fn partitions_are_made_on_demand_and_dropped_once_all_pollers_are_done() {
             store.write(vec![owned(term, change)]).await.unwrap().remove(0).unwrap();
         };
         done(inserts[1].due.position - Duration::from_millis(1)).await;
-        assert_eq!(store.maintain(later).await, Ok(1), "the first day, and not the second, which has a row to go");
+        assert_eq!(
+            store.maintain(later, Timestamp::MIN).await,
+            Ok(1),
+            "the first day, and not the second, which has a row to go"
+        );
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 3);
         done(inserts[1].due.position).await;
-        assert_eq!(store.maintain(later).await, Ok(1));
+        assert_eq!(store.maintain(later, Timestamp::MIN).await, Ok(1));
         assert_eq!(due_after(store, Timestamp::MIN).await.len(), 2);
 
         // Rows for years ahead, once they are done.
         done(inserts[2].due.position).await;
-        let empty = store.maintain(now + DAY * 290).await.unwrap();
+        let empty = store.maintain(now + DAY * 290, Timestamp::MIN).await.unwrap();
         assert!(empty >= 8, "{empty} of the days that were made ahead and are over");
-        assert_eq!(store.maintain(now + DAY * 500).await.map(|dropped| dropped > 0), Ok(true));
+        assert_eq!(store.maintain(now + DAY * 500, Timestamp::MIN).await.map(|dropped| dropped > 0), Ok(true));
         assert_eq!(due_after(store, Timestamp::MIN).await, [inserts[3].due]);
         home.close().await;
     });
@@ -71,12 +75,12 @@ fn a_partition_that_another_member_dropped_is_made_again() {
         let term = one.store.take(vec![POLLER.shard()]).await.unwrap()[0];
         let done = Positions { closed: day, done: day };
         one.store.write(vec![owned(term, Change::Positions(done))]).await.unwrap().remove(0).unwrap();
-        assert_eq!(other.store.maintain(day + DAY * 3).await, Ok(1));
+        assert_eq!(other.store.maintain(day + DAY * 3, Timestamp::MIN).await, Ok(1));
 
         let second = one_shot(&runtime, day + Duration::from_millis(1));
         let by_owner = one_shot(&runtime, day + Duration::from_millis(2));
         one.store.insert(vec![second.clone()]).await.unwrap();
-        assert_eq!(other.store.maintain(day + DAY * 3).await, Ok(0));
+        assert_eq!(other.store.maintain(day + DAY * 3, Timestamp::MIN).await, Ok(0));
         let put = one.store.write(vec![owned(term, Change::Put(by_owner.clone()))]).await.unwrap();
         assert!(put[0].is_ok());
         assert_eq!(due_after(&*other.store, day).await, [second.due, by_owner.due]);
@@ -137,13 +141,13 @@ fn rows_written_while_partitions_are_dropped_are_not_lost() {
             let insert = one_shot(&runtime, done + Duration::from_millis(1));
             if round % 4 == 0 {
                 // Nothing is in the way: so there is something to be made again.
-                dropped += other.store.maintain(day + DAY * 3).await.unwrap();
+                dropped += other.store.maintain(day + DAY * 3, Timestamp::MIN).await.unwrap();
             }
             let inserting = async {
                 runtime.sleep(Duration::from_micros(round * 173 % 4_000)).await;
                 one.store.insert(vec![insert.clone()]).await.unwrap()
             };
-            let maintaining = async { other.store.maintain(day + DAY * 3).await.unwrap() };
+            let maintaining = async { other.store.maintain(day + DAY * 3, Timestamp::MIN).await.unwrap() };
             let (_, count) = futures_util::future::join(inserting, maintaining).await;
             dropped += count;
             assert_eq!(due_after(&*other.store, done).await, [insert.due], "in round {round}");

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use domain::Timestamp;
 use engines::postgres::shared;
 use runtime::Runtime;
 use store::Store as _;
@@ -107,7 +108,7 @@ fn whoever_owns_the_database_needs_to_be_nobody_special() {
         let home = Home::open(&runtime, &plain).await;
         let insert = crate::support::one_shot(&runtime, runtime.now() + Duration::from_secs(60));
         home.store.insert(vec![insert]).await.unwrap();
-        assert_eq!(home.store.maintain(runtime.now()).await, Ok(0));
+        assert_eq!(home.store.maintain(runtime.now(), Timestamp::MIN).await, Ok(0));
         home.close().await;
     });
 }

@@ -1,0 +1,271 @@
+//! What was over for long goes, and nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{DueKey, Occurrence, RunState, Schedule, ScheduleId, Term, Timestamp};
+use engines::postgres::shared;
+use runtime::{Runtime, TaskSet};
+use store::{Change, Insert, Inserted, Positions, Store, Written};
+use store_postgres::{Options, migrate};
+
+use crate::support::{Home, POLLER, Somebody, TENANT, database, name_of, on_real, one_shot, outcome, owned};
+
+const DAY: Duration = Duration::from_secs(86_400);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// A store whose one shard is owned.
+struct Owned<'a> {
+    store: &'a dyn Store,
+    term: Term,
+}
+
+impl<'a> Owned<'a> {
+    async fn take(store: &'a dyn Store) -> Self {
+        Owned { store, term: store.take(vec![POLLER.shard()]).await.unwrap()[0] }
+    }
+
+    async fn write(&self, change: Change) -> Written {
+        self.store.write(vec![owned(self.term, change)]).await.unwrap().remove(0).unwrap()
+    }
+
+    async fn done(&self, at: Timestamp) {
+        self.write(Change::Positions(Positions { closed: at, done: at })).await;
+    }
+
+    async fn has_schedule(&self, insert: &Insert) -> bool {
+        self.store.load(vec![insert.due.occurrence.incarnation]).await.unwrap()[0].is_some()
+    }
+
+    async fn has_run(&self, insert: &Insert) -> bool {
+        self.store.find_runs(vec![insert.due.occurrence]).await.unwrap()[0].is_some()
+    }
+}
+
+fn named(insert: Insert, id: &str) -> Insert {
+    let schedule = Schedule { id: ScheduleId::new(id).unwrap(), ..(*insert.schedule).clone() };
+    Insert { schedule: Arc::new(schedule), ..insert }
+}
+
+fn run(insert: &Insert, state: RunState) -> Run {
+    Run { tenant: TENANT, occurrence: insert.due.occurrence, state, attempts: Vec::new() }
+}
+
+fn asked(url: &str) -> String {
+    shared().sql(name_of(url), "select count(*) from reveille.asked").unwrap().trim().to_owned()
+}
+
+/// An instant after everything that was written until now, and before what is written from now on.
+async fn between(runtime: &Runtime) -> Timestamp {
+    runtime.sleep(Duration::from_millis(2)).await;
+    let between = runtime.now();
+    runtime.sleep(Duration::from_millis(2)).await;
+    between
+}
+
+#[test]
+fn what_was_over_for_long_goes_and_all_else_stays() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let now = runtime.now();
+        // Each on a day of its own.
+        let due = |days: u32| one_shot(&runtime, now - DAY * days);
+        let [fired, retrying, redriven, late, put_off] = [3, 4, 5, 6, 7].map(due);
+        let [cancelled, pending] = [one_shot(&runtime, now + HOUR), one_shot(&runtime, now + HOUR)];
+        let name = named(one_shot(&runtime, now + HOUR), "name");
+        let changed = named(one_shot(&runtime, now + HOUR), "changed");
+        let every = [&fired, &retrying, &redriven, &late, &put_off, &cancelled, &pending, &name, &changed];
+        owned.store.insert(every.map(Insert::clone).to_vec()).await.unwrap();
+        owned.write(outcome(&fired)).await;
+        let retry = DueKey { position: now + HOUR, attempt: 2, ..retrying.due };
+        owned.write(Change::Run { run: run(&retrying, RunState::Retrying), then: Some(retry), ends: false }).await;
+        owned.write(Change::Run { run: run(&redriven, RunState::Failed), then: None, ends: true }).await;
+        owned.write(Change::Defer(DueKey { position: now + HOUR, ..put_off.due })).await;
+        let end = |insert: &Insert| {
+            let Occurrence { incarnation, revision, .. } = insert.due.occurrence;
+            Change::End { incarnation, revision }
+        };
+        owned.write(end(&put_off)).await;
+        owned.write(end(&late)).await;
+        for over in [&cancelled, &name] {
+            owned.write(Change::Cancel(over.due.occurrence.incarnation)).await;
+        }
+        owned.write(Change::Put(named(one_shot(&runtime, now + HOUR), "changed"))).await;
+        assert_eq!(asked(&url), "1");
+
+        let before = between(&runtime).await;
+        let replay = Occurrence { replay: 1, ..redriven.due.occurrence };
+        let again = DueKey { position: now + HOUR, occurrence: replay, ..redriven.due };
+        owned.write(Change::Redrive { of: redriven.due.occurrence, due: again }).await;
+        owned.write(outcome(&late)).await;
+        owned.done(before).await;
+        assert!(owned.store.maintain(now, before).await.unwrap() >= 5);
+
+        for gone in [&fired, &cancelled, &name] {
+            assert!(!owned.has_schedule(gone).await && !owned.has_run(gone).await, "{gone:?}");
+        }
+        for stays in [&retrying, &redriven, &late] {
+            assert!(owned.has_schedule(stays).await && owned.has_run(stays).await, "{stays:?}");
+        }
+        for stays in [&put_off, &pending, &changed] {
+            assert!(owned.has_schedule(stays).await, "{stays:?}");
+        }
+        assert_eq!(asked(&url), "0");
+
+        // Its name is free, and a new schedule's own.
+        let renamed = named(one_shot(&runtime, now + HOUR), "name");
+        let inserted = owned.store.insert(vec![renamed.clone()]).await.unwrap();
+        assert!(matches!(inserted[0], Inserted::Placed(_)), "{inserted:?}");
+        let named = owned.store.get(vec![(TENANT, ScheduleId::new("name").unwrap())]).await.unwrap();
+        assert_eq!(named[0].as_ref().map(|schedule| schedule.incarnation), Some(renamed.due.occurrence.incarnation));
+
+        // In the end the rest is over, too.
+        let outcome_of_replay = Run { occurrence: replay, ..run(&redriven, RunState::Succeeded) };
+        owned.write(Change::Run { run: outcome_of_replay, then: None, ends: true }).await;
+        owned.write(outcome(&retrying)).await;
+        owned.done(now + HOUR).await;
+        let before = between(&runtime).await;
+        owned.store.maintain(now, before).await.unwrap();
+        for gone in [&retrying, &redriven, &late, &put_off] {
+            assert!(!owned.has_schedule(gone).await && !owned.has_run(gone).await, "{gone:?}");
+        }
+        for stays in [&pending, &changed, &renamed] {
+            assert!(owned.has_schedule(stays).await, "{stays:?}");
+        }
+        home.close().await;
+    });
+}
+
+/// Its owner will ask whether it was fired.
+#[test]
+fn nothing_of_history_goes_while_a_row_of_before_is_not_done() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let now = runtime.now();
+        let [fired, cancelled] = [now - DAY * 3, now + HOUR].map(|at| one_shot(&runtime, at));
+        owned.store.insert(vec![fired.clone(), cancelled.clone()]).await.unwrap();
+        owned.write(outcome(&fired)).await;
+        owned.write(Change::Cancel(cancelled.due.occurrence.incarnation)).await;
+        let before = between(&runtime).await;
+        owned.done(fired.due.position - Duration::from_millis(1)).await;
+        assert_eq!(owned.store.maintain(now, before).await, Ok(0));
+        assert!(
+            owned.has_run(&fired).await && owned.has_schedule(&fired).await && owned.has_schedule(&cancelled).await
+        );
+        owned.done(fired.due.position).await;
+        assert!(owned.store.maintain(now, before).await.unwrap() >= 3);
+        assert!(
+            !owned.has_run(&fired).await && !owned.has_schedule(&fired).await && !owned.has_schedule(&cancelled).await
+        );
+        home.close().await;
+    });
+}
+
+#[test]
+fn more_schedules_than_a_transaction_takes_go_in_one_turn() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let now = runtime.now();
+        let inserts: Vec<_> = (0..2_500).map(|_| one_shot(&runtime, now + HOUR)).collect();
+        owned.store.insert(inserts.clone()).await.unwrap();
+        let cancels = inserts[..2_300].iter().map(|insert| Change::Cancel(insert.due.occurrence.incarnation));
+        let cancels = cancels.map(|change| crate::support::owned(owned.term, change)).collect();
+        owned.store.write(cancels).await.unwrap();
+        let before = between(&runtime).await;
+        assert_eq!(owned.store.maintain(now, before).await, Ok(2_300));
+        let all = inserts.iter().map(|insert| insert.due.occurrence.incarnation).collect();
+        let left = owned.store.load(all).await.unwrap();
+        assert!(left[..2_300].iter().all(Option::is_none) && left[2_300..].iter().all(Option::is_some));
+        home.close().await;
+    });
+}
+
+#[test]
+fn an_outcome_that_is_written_while_its_day_goes_is_not_lost() {
+    let url = database();
+    on_real(async |runtime| {
+        let (one, other) = (Home::open(&runtime, &url).await, Home::open(&runtime, &url).await);
+        let owned = Owned::take(&*one.store).await;
+        let now = runtime.now();
+        let mut dropped = 0;
+        for round in 0..24_u64 {
+            let [early, late] = [0, 1].map(|millis| one_shot(&runtime, now - DAY * 3 + Duration::from_millis(millis)));
+            owned.store.insert(vec![early.clone(), late.clone()]).await.unwrap();
+            owned.write(outcome(&early)).await;
+            owned.done(now).await;
+            let before = between(&runtime).await;
+            let writing = async {
+                runtime.sleep(Duration::from_micros(round * 977 % 20_000)).await;
+                owned.write(outcome(&late)).await
+            };
+            let forgetting = async { other.store.maintain(now, before).await.unwrap() };
+            let (_, count) = futures_util::future::join(writing, forgetting).await;
+            dropped += count;
+            assert!(owned.has_run(&late).await, "in round {round}");
+        }
+        assert!(dropped >= 8, "{dropped} went: the test shows nothing");
+        one.close().await;
+        other.close().await;
+    });
+}
+
+#[test]
+fn the_history_of_an_older_schema_is_brought_along() {
+    let url = database();
+    let old = shared().create_database().unwrap();
+    on_real(async |runtime| {
+        let now = runtime.now();
+        let inserts: Vec<_> = [0, 1, 40].into_iter().map(|days| one_shot(&runtime, now - DAY * days)).collect();
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        owned.store.insert(inserts.clone()).await.unwrap();
+        for insert in &inserts {
+            owned.write(outcome(insert)).await;
+        }
+        let occurrences: Vec<_> = inserts.iter().map(|insert| insert.due.occurrence).collect();
+        let runs = owned.store.find_runs(occurrences.clone()).await.unwrap();
+        assert!(runs.iter().all(Option::is_some));
+        home.close().await;
+
+        let tasks = TaskSet::new(&runtime);
+        let first = Somebody::new(&runtime, &tasks, &old);
+        first.says(include_str!("../../migrations/0001-first.sql")).await;
+        first.says("insert into reveille.meta (version) values (1)").await;
+        for (table, columns) in [
+            (
+                "schedule",
+                "incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec",
+            ),
+            ("run", "incarnation, nominal, version, tenant, state, is_redriven, value"),
+        ] {
+            let rows = format!("select quote_literal(r::text) from (select {columns} from reveille.{table}) r");
+            for row in shared().sql(name_of(&url), &rows).unwrap().lines() {
+                first
+                    .says(&format!("insert into reveille.{table} ({columns}) select ({row}::reveille.{table}).*"))
+                    .await;
+            }
+        }
+        let migrated = migrate(&runtime, &old, &Options::default()).await.unwrap();
+        assert_eq!((migrated.from, migrated.to), (Some(1), 2));
+
+        let home = Home::open(&runtime, &old).await;
+        assert_eq!(home.store.find_runs(occurrences.clone()).await.unwrap(), runs);
+        // As nobody knows since when they are over, it is from now on.
+        assert_eq!(home.store.maintain(now, now - HOUR).await, Ok(0));
+        assert_eq!(home.store.find_runs(occurrences.clone()).await.unwrap(), runs);
+        let before = between(&runtime).await;
+        home.store.maintain(now + DAY * 2, before).await.unwrap();
+        // Today is not over.
+        let left = home.store.find_runs(occurrences).await.unwrap();
+        assert_eq!(left, [runs[0].clone(), None, None]);
+        assert!(home.store.load(vec![inserts[0].due.occurrence.incarnation]).await.unwrap()[0].is_some());
+        home.close().await;
+    });
+}
