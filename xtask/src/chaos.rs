@@ -107,6 +107,9 @@ pub(crate) fn run(arguments: &ChaosArguments) -> anyhow::Result<ExitCode> {
     let folder = arguments.keep.clone().unwrap_or_else(|| temporary.path().to_owned());
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let folder = folder.canonicalize()?;
+    // Members know the cluster of an earlier run by what they left there, and refuse another.
+    let is_empty = std::fs::read_dir(&folder)?.next().is_none();
+    ensure!(is_empty, "{} is not empty: keep the logs somewhere else, or judge those with --judge", folder.display());
     let failures = play(arguments, seed, binary, &folder)?;
     let code = conclude(&folder, &failures)?;
     if code != ExitCode::SUCCESS {
