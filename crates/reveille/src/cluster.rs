@@ -11,7 +11,7 @@ use coordination::membership::{self, Profile};
 use coordination_postgres::PostgresCoordination;
 use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Runtime, TaskSet};
-use scheduler::{Deliver, Peering, Scheduler};
+use scheduler::{Deliver, Peering, Registry, Scheduler};
 use store::Store;
 use store_postgres::PostgresStore;
 
@@ -142,10 +142,16 @@ pub(crate) async fn join(
     let coordination = PostgresCoordination::open(runtime, engine.coordination.as_str(), &coordination_options);
     let coordination = coordination.await.context("cannot coordinate with the other members")?;
     tracing::info!(member = profile.name, peers = profile.address, cluster = store.cluster().id, "joining");
+    let peers = HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default());
+    let mut registry = Registry::default();
+    store.register(&mut registry);
+    listener.register(&mut registry);
+    peers.register(&mut registry);
     let peering = Peering {
         ownership: Arc::new(coordination),
-        peers: Arc::new(HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default())),
+        peers: Arc::new(peers),
         profile,
+        registry,
         options: membership::Options::with_lease(arguments.lease()),
     };
     let options = scheduler::Options { history: arguments.history(), ..options };

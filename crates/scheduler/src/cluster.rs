@@ -48,7 +48,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Begins to join.
     pub(crate) fn join(shared: &Arc<Shared>, tasks: &TaskSet, peering: Peering) -> Self {
-        let Peering { ownership, peers, profile, options } = peering;
+        let Peering { ownership, peers, profile, options, registry: _ } = peering;
         let marked = shared.clone();
         let before_renewal: BeforeRenewal = Arc::new(move || {
             let shared = marked.clone();

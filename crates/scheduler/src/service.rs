@@ -84,6 +84,8 @@ pub struct Peering {
     pub peers: Arc<dyn Peers>,
     pub profile: Profile,
     pub options: membership::Options,
+    /// What the parts beside the scheduler count: told with what it counts itself.
+    pub registry: Registry,
 }
 
 /// The service, as a cheap handle. Every answer says only what is durable.
@@ -135,7 +137,8 @@ impl Scheduler {
         deliver: Arc<dyn Deliver>,
         options: Options,
     ) -> Result<Self, StoreError> {
-        let (shared, registry, news) = Shared::new(runtime, store, deliver, options, Lease::forever()).await?;
+        let (shared, registry, news) =
+            Shared::new(runtime, store, deliver, options, Lease::forever(), Registry::default()).await?;
         let all: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
         let taken = take(&shared, &all).await?;
         shared.moved("gained", all.len());
@@ -151,9 +154,10 @@ impl Scheduler {
         store: Arc<dyn Store>,
         deliver: Arc<dyn Deliver>,
         options: Options,
-        peering: Peering,
+        mut peering: Peering,
     ) -> Result<Self, StoreError> {
-        let (shared, registry, news) = Shared::new(runtime, store, deliver, options, Lease::none()).await?;
+        let registry = std::mem::take(&mut peering.registry);
+        let (shared, registry, news) = Shared::new(runtime, store, deliver, options, Lease::none(), registry).await?;
         Ok(Scheduler::run(shared, registry, news, Gained::default(), Some(peering)))
     }
 

@@ -47,7 +47,7 @@ pub(crate) struct OwnerHandle {
 }
 
 impl Shared {
-    /// Reads the tenants. Nothing is owned yet.
+    /// Reads the tenants, and counts into `registry`. Nothing is owned yet.
     ///
     /// # Errors
     /// If the store fails.
@@ -57,10 +57,10 @@ impl Shared {
         deliver: Arc<dyn Deliver>,
         options: Options,
         lease: Lease,
+        mut registry: Registry,
     ) -> Result<(Arc<Self>, Registry, ToHear), StoreError> {
         let tenants = Arc::new(Tenants::default());
         tenants.replace(store.tenants().await?);
-        let mut registry = Registry::default();
         let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
         let (news, to_hear) = mpsc::unbounded_channel();
         let shared = Shared {

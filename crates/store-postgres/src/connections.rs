@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Link, Server, Session};
+use prometheus_client::metrics::counter::Counter;
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
@@ -14,11 +15,14 @@ use tokio_util::sync::CancellationToken;
 pub(crate) struct Shared {
     links: Vec<Link>,
     next: AtomicUsize,
+    /// Statements that were begun.
+    pub(crate) begun: Counter,
 }
 
 impl Shared {
     pub(crate) fn start(count: usize, start: impl Fn() -> Link) -> Self {
-        Shared { links: (0..count.max(1)).map(|_| start()).collect(), next: AtomicUsize::new(0) }
+        let links = (0..count.max(1)).map(|_| start()).collect();
+        Shared { links, next: AtomicUsize::new(0), begun: Counter::default() }
     }
 
     /// The rows of one statement.
@@ -32,6 +36,7 @@ impl Shared {
         // In turn, but for those that are down while another is up.
         let link = first.iter().chain(later).find(|link| link.is_up()).unwrap_or(&self.links[turn]);
         let session = link.session().await?;
+        self.begun.inc();
         query(&session, text, parameters).await
     }
 

@@ -9,6 +9,7 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Link, Server};
+use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
     Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
@@ -133,6 +134,12 @@ impl PostgresStore {
         let term_of =
             |row: &Row| (ShardId(row.get::<_, i16>(0).cast_unsigned()), Term(row.get::<_, i64>(1).cast_unsigned()));
         Ok(read.map_err(store_error)?.iter().map(term_of).collect())
+    }
+
+    /// Adds what is counted here to `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "Statements that read from the store's database";
+        registry.register("reveille_store_reads", help, self.inner.readers.begun.clone());
     }
 
     /// The server's URL, without its password.

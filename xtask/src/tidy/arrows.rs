@@ -73,6 +73,7 @@ const RULES: [Rule; 18] = [
             "domain",
             "journal",
             "peers",
+            "postgres-client",
             "runtime",
             "scheduler",
             "server",

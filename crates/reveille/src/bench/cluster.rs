@@ -7,12 +7,10 @@ use anyhow::{Context, ensure};
 use runtime::Runtime;
 
 use crate::bench::fire::{self, Due};
-use crate::bench::message::write_request;
 use crate::bench::report::Row;
 use crate::bench::server::Server;
 use crate::engine::Url;
 use crate::receiver::Options;
-use crate::wire::Connection;
 
 /// How long the target of the trial of scale takes to answer.
 const ANSWER_AFTER: Duration = Duration::from_millis(100);
@@ -85,13 +83,7 @@ async fn share(runtime: &Runtime, members: &[Server]) -> anyhow::Result<()> {
 }
 
 async fn owned_by(member: &Server) -> anyhow::Result<u64> {
-    let mut connection = Connection::open(member.address).await.context("a member does not answer")?;
-    let mut request = Vec::new();
-    write_request("GET", "/metrics", &member.head("application/json"), b"", &mut request);
-    connection.exchange(&request).await?;
-    let text = String::from_utf8_lossy(connection.body()).into_owned();
-    let value = text.lines().find_map(|line| line.strip_prefix("reveille_shards_owned "));
-    value.and_then(|value| value.trim().parse().ok()).context("a member does not say how many shards it owns")
+    member.metric("reveille_shards_owned").await?.context("a member does not say how many shards it owns")
 }
 
 async fn stop_all(runtime: &Runtime, members: Vec<Server>) -> anyhow::Result<()> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use domain::{Incarnation, ScheduleId, Timestamp};
-use runtime::Runtime;
+use runtime::{Monotonic, Runtime};
 
 use crate::bench::arrivals::{Arrivals, Verdict};
 use crate::bench::batch;
@@ -90,12 +90,14 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
     let planned = plan(runtime, server, trial.due, trial.lead, target_url).await?;
     runtime.sleep(planned.first_at.since(runtime.now())).await;
     let meter = Meter::start(runtime, server.pid());
+    let reads = Reads::start(runtime, server).await?;
     let mut notes = Vec::new();
     if trial.kill {
         notes.push(kill_in_the_middle(runtime, server, &arrivals, trial.due).await?);
     }
     wait(runtime, &arrivals, trial.due, planned.first_at).await?;
     let cost = meter.stop().await;
+    let reads_per_minute = reads.per_minute(runtime, server).await?;
     let verdict = arrivals.verdict(&planned.incarnations)?;
     notes.extend(sample_outcomes(server, &planned.incarnations).await?);
     drop(receiver);
@@ -104,8 +106,43 @@ pub(crate) async fn trial(runtime: &Runtime, server: &mut Server, trial: &Trial)
     if !trial.kill {
         // A killed process takes its figures with it.
         row = row.with_cost(&cost, verdict.arrived);
+        row.reads_per_minute = reads_per_minute;
     }
     row.notes.extend(notes);
+    Ok(row)
+}
+
+/// The reads of a store's database that the server counts; an embedded store has none.
+struct Reads {
+    since: Monotonic,
+    before: Option<u64>,
+}
+
+impl Reads {
+    async fn start(runtime: &Runtime, server: &Server) -> anyhow::Result<Self> {
+        Ok(Reads { since: runtime.monotonic(), before: server.metric(Reads::NAME).await? })
+    }
+
+    const NAME: &str = "reveille_store_reads_total";
+
+    #[expect(clippy::cast_precision_loss, reason = "counts of reads stay far below 2^52")]
+    async fn per_minute(self, runtime: &Runtime, server: &Server) -> anyhow::Result<Option<f64>> {
+        let minutes = runtime.monotonic().since(self.since).as_secs_f64() / 60.0;
+        let reads = server.metric(Reads::NAME).await?.zip(self.before);
+        Ok(reads.map(|(now, before)| now.saturating_sub(before) as f64 / minutes))
+    }
+}
+
+/// What the server reads while nothing is due.
+pub(crate) async fn idle(runtime: &Runtime, server: &Server) -> anyhow::Result<Row> {
+    const WATCHED: Duration = Duration::from_secs(15);
+    let reads = Reads::start(runtime, server).await?;
+    let meter = Meter::start(runtime, server.pid());
+    runtime.sleep(WATCHED).await;
+    let cost = meter.stop().await;
+    let mut row = Row::new("nothing due");
+    row.reads_per_minute = reads.per_minute(runtime, server).await?;
+    row.rss_anon_mib = cost.memory_peak_bytes.map(mebibytes);
     Ok(row)
 }
 

@@ -4,6 +4,7 @@
 //! - *durable handler*: the same stack, parsing the JSON and waiting until 1 KB of it is durable in our journal; no
 //!   index, no key, no checks.
 //! - *client*: pooled HTTP/1.1 connections posting 1 KB bodies to the counting receiver, unsigned.
+//! - *database*: rows of 1 KB into a plain table; see `limit_database`.
 //!
 //! The processes are laid out as in the trials that are compared with these: what stands for the server is a process
 //! of its own; load generator and receiver are this one.
@@ -21,10 +22,12 @@ use runtime::{Runtime, TaskSet};
 
 use crate::bench::arrivals::Arrivals;
 use crate::bench::create::{Create, schedules_far};
+use crate::bench::limit_database;
 use crate::bench::load::{self, Pace, Plan};
 use crate::bench::message::{Head, PAYLOAD_BYTES};
 use crate::bench::process::{Meter, Process, free_address};
 use crate::bench::report::Row;
+use crate::engine::Url;
 use crate::receiver;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -32,10 +35,11 @@ pub(crate) enum Part {
     Handler,
     Durable,
     Client,
+    Database,
 }
 
 impl Part {
-    pub(crate) const ALL: [Part; 3] = [Part::Handler, Part::Durable, Part::Client];
+    pub(crate) const ALL: [Part; 4] = [Part::Handler, Part::Durable, Part::Client, Part::Database];
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -44,9 +48,21 @@ pub(crate) struct Size {
     pub(crate) duration: Duration,
 }
 
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'a> {
+    pub(crate) folder: &'a Path,
+    pub(crate) store: Option<&'a Url>,
+}
+
 /// One measurement of one part.
-pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, folder: &Path) -> anyhow::Result<Row> {
+pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Place<'_>) -> anyhow::Result<Row> {
+    let Place { folder, store } = place;
     match part {
+        Part::Database => {
+            let store = store.context("which database is to be measured is not said; say it with --store")?;
+            limit_database::measure(runtime, store, size.connections, size.duration).await
+        }
         Part::Handler => handler(runtime, "limit: handler", &[], size, folder).await,
         Part::Durable => {
             let journal = folder.join("limit-journal");

@@ -9,6 +9,7 @@ mod cluster;
 mod create;
 mod fire;
 mod limit;
+mod limit_database;
 mod limit_handler;
 mod load;
 mod message;
@@ -35,7 +36,7 @@ use server::{Server, ServerArguments};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
-    /// What this machine can do at most: the bare handler, the bare durable handler, the bare client
+    /// What this machine can do at most: the bare handler, the bare durable handler, the bare client, the bare database
     Limit(LimitArguments),
     /// Schedules created by single requests
     Create(CreateArguments),
@@ -102,6 +103,9 @@ pub(crate) struct LimitArguments {
     /// Only these parts
     #[arg(long, value_enum)]
     only: Vec<Part>,
+    /// The database to measure, postgres://…
+    #[arg(long, required_if_eq("only", "database"))]
+    store: Option<Url>,
 }
 
 #[derive(Args, Debug)]
@@ -119,7 +123,7 @@ pub(crate) struct CreateArguments {
     /// Schedules that are pending before the first run
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     preload: u64,
-    /// Measure the bare durable handler before and after each run, and tell the ratio
+    /// Measure the bare durable handler (with --store, the bare database) before and after each run, and tell the ratio
     #[arg(long)]
     with_limit: bool,
 }
@@ -206,7 +210,7 @@ pub(crate) struct FireArguments {
     /// The log that this receiver writes
     #[arg(long, requires = "receiver_url")]
     receiver_log: Option<PathBuf>,
-    /// Measure the bare client before and after each run, and tell the ratio
+    /// Measure the bare client (with --store, the bare database) before and after each run, and tell the ratio
     #[arg(long, conflicts_with = "rate")]
     with_limit: bool,
 }
@@ -249,13 +253,15 @@ pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<(
 async fn run_limit(runtime: &Runtime, arguments: &LimitArguments) -> anyhow::Result<()> {
     let folder = &arguments.common.data;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    let place = limit::Place { folder, store: arguments.store.as_ref() };
     let size =
         limit::Size { connections: arguments.common.connections(), duration: Duration::from_secs(arguments.duration) };
-    let parts = if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only.clone() };
+    let mut parts = if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only.clone() };
+    parts.retain(|part| *part != Part::Database || place.store.is_some());
     let mut runs = vec![Vec::new(); parts.len()];
     for _ in 0..arguments.common.runs {
         for (part, rows) in parts.iter().zip(&mut runs) {
-            rows.push(limit::measure(runtime, *part, size, folder).await?);
+            rows.push(limit::measure(runtime, *part, size, place).await?);
         }
     }
     print(&arguments.common, runs.into_iter().map(|rows| (rows, Vec::new())).collect())
@@ -266,7 +272,8 @@ async fn run_create(runtime: &Runtime, arguments: &CreateArguments) -> anyhow::R
     let server = filled_server(runtime, common, &arguments.server, arguments.preload).await?;
     let duration = Duration::from_secs(arguments.duration);
     let load = Load { connections: common.connections(), pace: pace(arguments.rate), duration };
-    let mut beside = Beside::new(arguments.with_limit.then_some(Part::Durable), common);
+    let mut beside =
+        Beside::new(arguments.with_limit.then_some(Part::Durable), common.connections(), common, &arguments.server);
     let mut rows = Vec::new();
     for _ in 0..common.runs {
         beside.measure(runtime).await?;
@@ -346,7 +353,11 @@ async fn run_fire(runtime: &Runtime, arguments: &FireArguments) -> anyhow::Resul
         kill: arguments.kill,
         foreign: foreign.map(|(url, log)| Foreign { url, log }),
     };
-    let mut beside = Beside::new(arguments.with_limit.then_some(Part::Client), common);
+    let in_flight = match arguments.server.store {
+        Some(_) => scheduler::Options::default().in_flight_per_target,
+        None => common.connections(),
+    };
+    let mut beside = Beside::new(arguments.with_limit.then_some(Part::Client), in_flight, common, &arguments.server);
     let mut rows = Vec::new();
     for _ in 0..common.runs {
         beside.measure(runtime).await?;
@@ -362,6 +373,7 @@ async fn run_pending(runtime: &Runtime, arguments: &PendingArguments) -> anyhow:
     let mut server = filled_server(runtime, common, &arguments.server, arguments.count).await?;
     let stopped = fire::restart(runtime, &mut server, false).await?;
     let killed = fire::restart(runtime, &mut server, true).await?;
+    let idle = fire::idle(runtime, &server).await?;
     let due = Due::Evenly { per_second: arguments.rate, duration: Duration::from_secs(arguments.duration) };
     let trial = Trial { due, lead: fire::lead(due.count()), kill: false, foreign: None };
     let mut rows = Vec::new();
@@ -369,7 +381,10 @@ async fn run_pending(runtime: &Runtime, arguments: &PendingArguments) -> anyhow:
         rows.push(fire::trial(runtime, &mut server, &trial).await?);
     }
     server.stop(runtime).await?;
-    print(common, vec![(vec![stopped], Vec::new()), (vec![killed], Vec::new()), (rows, Vec::new())])
+    print(
+        common,
+        vec![(vec![stopped], Vec::new()), (vec![killed], Vec::new()), (vec![idle], Vec::new()), (rows, Vec::new())],
+    )
 }
 
 fn pace(rate: Option<u64>) -> Pace {
@@ -392,13 +407,17 @@ async fn filled_server(
 /// moves, so a run is compared with its two neighbours.
 struct Beside<'a> {
     part: Option<Part>,
-    common: &'a Common,
+    connections: usize,
+    place: limit::Place<'a>,
     rows: Vec<Row>,
 }
 
 impl<'a> Beside<'a> {
-    fn new(part: Option<Part>, common: &'a Common) -> Self {
-        Beside { part, common, rows: Vec::new() }
+    /// The limit is `part`, or the database if there is one.
+    fn new(part: Option<Part>, connections: usize, common: &'a Common, server: &'a ServerArguments) -> Self {
+        let part = part.map(|part| if server.store.is_some() { Part::Database } else { part });
+        let place = limit::Place { folder: &common.data, store: server.store.as_ref() };
+        Beside { part, connections, place, rows: Vec::new() }
     }
 
     /// Measures the limit, unless it has just been measured.
@@ -409,8 +428,8 @@ impl<'a> Beside<'a> {
     async fn measure_again(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
         const DURATION: Duration = Duration::from_secs(10);
         let Some(part) = self.part else { return Ok(()) };
-        let size = limit::Size { connections: self.common.connections(), duration: DURATION };
-        self.rows.push(limit::measure(runtime, part, size, &self.common.data).await?);
+        let size = limit::Size { connections: self.connections, duration: DURATION };
+        self.rows.push(limit::measure(runtime, part, size, self.place).await?);
         Ok(())
     }
 

@@ -44,6 +44,9 @@ pub(crate) struct Row {
     pub(crate) rss_anon_mib: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) disk_mib: Option<f64>,
+    /// Of the store's database.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reads_per_minute: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
 }
@@ -92,11 +95,12 @@ impl Row {
             fine(self.bench_cpu_us),
             whole(self.rss_anon_mib),
             whole(self.disk_mib),
+            whole(self.reads_per_minute),
         ]
     }
 }
 
-const COLUMNS: [&str; 15] = [
+const COLUMNS: [&str; 16] = [
     "per s",
     "ratio",
     "p50 ms",
@@ -112,6 +116,7 @@ const COLUMNS: [&str; 15] = [
     "bench us",
     "anon MiB",
     "disk MiB",
+    "reads/min",
 ];
 
 #[expect(clippy::cast_precision_loss, reason = "durations stay far below 2^52 microseconds")]
@@ -163,6 +168,7 @@ pub(crate) fn summary(trial: &str, runs: &[Row]) -> Row {
         bench_cpu_us: middle(|row| row.bench_cpu_us),
         rss_anon_mib: middle(|row| row.rss_anon_mib),
         disk_mib: middle(|row| row.disk_mib),
+        reads_per_minute: middle(|row| row.reads_per_minute),
         notes: Vec::new(),
     }
 }

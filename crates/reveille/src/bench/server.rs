@@ -9,9 +9,10 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use runtime::Runtime;
 
-use crate::bench::message::Head;
+use crate::bench::message::{Head, write_request};
 use crate::bench::process::{Process, disk_bytes, free_address};
 use crate::engine::Url;
+use crate::wire::Connection;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArguments {
@@ -23,7 +24,7 @@ pub(crate) struct ServerArguments {
     key_file: Option<PathBuf>,
     /// The database of the server that is started, postgres://…, instead of the trial's folder
     #[arg(long, conflicts_with = "url")]
-    store: Option<Url>,
+    pub(crate) store: Option<Url>,
     /// The server's threads that run tasks [default: one per core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     server_threads: Option<u16>,
@@ -83,6 +84,20 @@ impl Server {
     /// What goes into every request to it.
     pub(crate) fn head(&self, content_type: &'static str) -> Head {
         Head { host: self.address, key: self.key.clone(), content_type }
+    }
+
+    /// A metric without labels, as `/metrics` tells it; `None` if it is not there.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<Option<u64>> {
+        let mut connection = Connection::open(self.address).await.context("the server does not answer")?;
+        let mut request = Vec::new();
+        write_request("GET", "/metrics", &self.head("application/json"), b"", &mut request);
+        connection.exchange(&request).await?;
+        let text = String::from_utf8_lossy(connection.body()).into_owned();
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.and_then(|value| value.trim().parse().ok()))
     }
 
     /// The process to measure; without one, this process stands in, and its figures are left out.

@@ -131,6 +131,15 @@ fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
     assert!(!hits.iter().any(|hit| hit.schedule == "n199"), "it was cancelled");
     let runs = b.client().get("/v1/schedules/n3/runs").json();
     assert_eq!(runs["runs"][0]["state"], "succeeded", "{runs}");
+    let metrics = b.client().get("/metrics").body;
+    for counted in [
+        "reveille_store_reads_total ",
+        "reveille_peer_asks_total{ask=\"create\",outcome=\"answered\"} ",
+        "reveille_peer_requests_total{status=\"200\"} ",
+    ] {
+        let value = metrics.lines().find_map(|line| line.strip_prefix(counted)).expect(counted);
+        assert!(value.parse::<u64>().unwrap() > 0, "{counted}{value}");
+    }
     assert!(b.stop().success());
 }
 

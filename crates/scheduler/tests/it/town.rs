@@ -11,7 +11,9 @@ use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
 use domain::{AttemptResult, ScheduleId, Timestamp, When};
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
-use scheduler::{Ask, Create, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers, Reply, Scheduler};
+use scheduler::{
+    Ask, Create, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers, Registry, Reply, Scheduler,
+};
 use simulator::Simulation;
 use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
@@ -140,6 +142,7 @@ impl Town {
                 peers: peers.clone(),
                 profile,
                 options: membership::Options::with_lease(LEASE),
+                registry: Registry::default(),
             };
             let store: Arc<dyn Store> = Arc::new(self.store.reopen(runtime.clone()));
             let (runtime, target) = (runtime.clone(), target.clone());

@@ -10,7 +10,7 @@ use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
 use domain::{ShardId, TenantId};
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
-use scheduler::{Deliver, Delivered, Delivery, Options, Peering, Scheduler};
+use scheduler::{Deliver, Delivered, Delivery, Options, Peering, Registry, Scheduler};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::tenant::SecretBytes;
 use store::{Store, Tenant};
@@ -215,6 +215,7 @@ impl Town {
                 clock_offset_max: CLOCK_OFFSET_MAX,
                 ..membership::Options::with_lease(self.lease)
             },
+            registry: Registry::default(),
         };
         let options = Options { in_flight_per_target: 8, ..Options::default() };
         async move { Scheduler::join(&runtime, store, Arc::new(receiver), options, peering).await.ok() }
