@@ -45,7 +45,7 @@ pub(crate) struct MemberArguments {
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=60), env = "REVEILLE_LEASE")]
     lease: u64,
     /// Days for which runs, and schedules that are over, are kept in the database
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=36_500), env = "REVEILLE_HISTORY_DAYS")]
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100), env = "REVEILLE_HISTORY_DAYS")]
     history_days: u64,
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use coordination::membership::{self, BeforeRenewal, Membership, Status};
 use coordination::{ClaimName, Member, MemberId, OwnershipError, View, assign};
-use domain::ShardId;
 use domain::id::SHARDS;
+use domain::{ShardId, Timestamp};
 use futures_util::future::join_all;
 use runtime::TaskSet;
 use tokio_util::sync::CancellationToken;
@@ -30,7 +30,7 @@ use crate::supervisor::{gain, let_go, lose, obey_all_marks};
 const PERIOD: Duration = Duration::from_secs(1);
 /// How long the present owner may take to let go; after that its lease decides.
 const LET_GO_TIME: Duration = Duration::from_secs(5);
-/// How often the leader does the store's housekeeping, and how soon it tries again after a failure.
+/// How often the leader does the store's housekeeping, and how soon again if there was something to do, or it failed.
 const HOUSEKEEPING_PERIOD: Duration = Duration::from_secs(3_600);
 const HOUSEKEEPING_RETRY: Duration = Duration::from_secs(60);
 
@@ -91,10 +91,11 @@ impl Cluster {
             }
             if self.leads() && runtime.monotonic() >= next {
                 let now = runtime.now();
-                let after = match self.shared.store.maintain(now, now - self.shared.options.history).await {
+                let after = match self.shared.store.maintain(now, self.history_from(now)).await {
+                    Ok(0) => HOUSEKEEPING_PERIOD,
                     Ok(dropped) => {
-                        tracing::debug!(dropped, "the store's housekeeping is done");
-                        HOUSEKEEPING_PERIOD
+                        tracing::debug!(dropped, "the store's housekeeping goes on");
+                        HOUSEKEEPING_RETRY
                     }
                     Err(error) => {
                         count_store_error(&self.shared.metrics, "maintain", &error);
@@ -104,6 +105,13 @@ impl Cluster {
                 next = runtime.monotonic() + after;
             }
         }
+    }
+
+    /// A day of history goes as a whole.
+    fn history_from(&self, now: Timestamp) -> Timestamp {
+        const DAY: i64 = 86_400_000;
+        let from = (now - self.shared.options.history).as_millis();
+        Timestamp::from_millis(from - from.rem_euclid(DAY))
     }
 
     async fn balance_for_ever(&self) {

@@ -21,10 +21,11 @@ use tokio_util::sync::CancellationToken;
 use crate::arrivals::{Cursors, Snapshot};
 use crate::connections::{Exclusive, Shared, Starter, query};
 use crate::error::{OpenError, store_error};
+use crate::history::Sweep;
 use crate::marks::Told;
 use crate::options::Options;
 use crate::partition::Partitions;
-use crate::{create, history, schema};
+use crate::{create, schema};
 
 /// After the server refused a write for want of space, how long users' writes are not taken: then one tries again.
 const FULL_FOR: Duration = Duration::from_secs(5);
@@ -46,9 +47,12 @@ pub(crate) struct Inner {
     /// Statements that change terms; none waits behind a read.
     pub(crate) takers: Shared,
     pub(crate) readers: Shared,
-    /// Makes and drops partitions.
+    /// Makes partitions, and drops due ones.
     pub(crate) keeper: Link,
     pub(crate) making_partitions: Mutex<()>,
+    /// Forgets history, which may take long.
+    pub(crate) historian: Link,
+    pub(crate) sweep: Sweep,
     pub(crate) partitions: Partitions,
     pub(crate) arrivals: Cursors,
     pub(crate) marks: Told,
@@ -97,6 +101,8 @@ impl PostgresStore {
             readers: Shared::start(options.reader_connections, || starter.link()),
             keeper,
             making_partitions: Mutex::new(()),
+            historian: starter.link(),
+            sweep: Sweep::default(),
             partitions: Partitions::default(),
             arrivals: Cursors::new(snapshot),
             marks: Told::default(),
@@ -138,7 +144,7 @@ impl PostgresStore {
 
     /// Adds what is counted here to `registry`.
     pub fn register(&self, registry: &mut Registry) {
-        let help = "Statements that read from the store's database";
+        let help = "Statements sent to the store's database, but for transactions of creators and owners";
         registry.register("reveille_store_reads", help, self.inner.readers.begun.clone());
     }
 
@@ -163,9 +169,10 @@ impl Drop for PostgresStore {
 impl Inner {
     async fn maintain(&self, now: Timestamp, history_from: Timestamp) -> Result<u64, Failure> {
         let session = self.keeper.session().await?;
-        let _alone = self.making_partitions.lock().await;
-        let partitions = self.partitions.maintain(&session, now).await?;
-        Ok(partitions + history::forget(&session, self.runtime.now(), history_from).await?)
+        let alone = self.making_partitions.lock().await;
+        let dropped = self.partitions.maintain(&session, now).await?;
+        drop(alone);
+        Ok(dropped + self.forget(now, history_from).await?)
     }
 }
 

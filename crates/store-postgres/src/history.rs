@@ -1,70 +1,182 @@
 //! History that is over for long: the runs of past days, and then the schedules that are over and have no run left.
 //!
-//! A day of runs goes at once, with its partition. Schedules, and the incarnations of puts that had no need of them, go by
-//! index in short transactions that wait for nobody; they are few beside the due rows and the runs.
+//! A day of runs goes at once, with its partition. The rest goes by index, in short transactions that wait for nobody.
 //!
 //! Nothing of history goes while a row that was due before `before` is not done: its owner asks the records whether it was
 //! fired, and must find them.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use domain::{Incarnation, Timestamp};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
+use runtime::Monotonic;
 use uuid::Uuid;
 
 use crate::connections::query;
+use crate::engine::Inner;
 use crate::partition::{Edge, Family, drop_unless, existing, has_work, says};
 use crate::rows::{limit_number, uuid};
 
-/// Schedules that are looked at in one statement, and that go in one transaction.
-const SCHEDULES: usize = 1_000;
-/// Incarnations of puts that go in one transaction.
-const ASKED: usize = 10_000;
+/// How long rows are deleted in one turn; the next goes on.
+const TURN: Duration = Duration::from_secs(30);
+/// Rows that are looked at in one statement, and that go in one transaction.
+const PAGE: usize = 1_000;
 
 /// Schedules that were over before $1, from the one after ($2, $3) on, and whether anything of each is left: a run, or a row
-/// that is later than its instant (a retry, or what was put off) and not done.
+/// that is later than its instant (a retry, or what was put off) and not done. Neither is nominally later than the end, by
+/// clocks that agree to a day: runs are then looked for in few partitions, and late rows one by one, not by a hash of all.
 const OVER: &str = "
     select s.ended_at, s.incarnation,
-        exists (select from reveille.run r where r.incarnation = s.incarnation)
+        exists (
+            select from reveille.run r where r.incarnation = s.incarnation and r.nominal <= s.ended_at + 86400000)
         or exists (
             select from reveille.due_near d
-            where d.incarnation = s.incarnation and d.position > d.nominal
+            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
             and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
         or exists (
             select from reveille.due_far d
-            where d.incarnation = s.incarnation and d.position > d.nominal
+            where d.incarnation = s.incarnation and d.nominal <= s.ended_at + 86400000 and d.position > d.nominal
             and d.position > coalesce((select done from reveille.position p where p.poller = d.poller), -1))
     from reveille.schedule s
-    where s.ended_at is not null and s.ended_at < $1 and (s.ended_at, s.incarnation) > ($2, $3)
+    where s.status <> 0 and s.ended_at < $1 and (s.ended_at, s.incarnation) > ($2, $3)
     order by s.ended_at, s.incarnation limit $4";
 /// Those of $1 that are over still. One that somebody holds stays for the next time.
 const FORGET_SCHEDULES: &str = "
     delete from reveille.schedule where incarnation in (
-        select incarnation from reveille.schedule where incarnation = any($1::uuid[]) and ended_at < $2
+        select incarnation from reveille.schedule
+        where incarnation = any($1::uuid[]) and status <> 0 and ended_at < $2
         order by incarnation for update skip locked)
     returning incarnation";
 const FORGET_ASKED: &str = "
     delete from reveille.asked where incarnation in (
-        select incarnation from reveille.asked where incarnation < $1 order by incarnation limit $2)
+        select incarnation from reveille.asked where incarnation > $1 and incarnation < $2 order by incarnation limit $3)
     returning incarnation";
+const FORGET_REST: &str = "
+    delete from reveille.run_rest r using (
+        select incarnation, nominal, version from reveille.run_rest
+        where state <> 0 and written_at < $1 and nominal < $1
+        order by written_at limit $2 for update skip locked) o
+    where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
+    returning r.incarnation";
 
-/// Forgets what was over before `before`, which was reckoned by the clock that shows `now`. How many partitions and rows went.
-pub(crate) async fn forget(session: &Session, now: Timestamp, before: Timestamp) -> Result<u64, Failure> {
-    let rows = query(session, "select (extract(epoch from clock_timestamp()) * 1000)::bigint", &[]).await?;
-    let database = rows.first().map_or(0, |row| row.get(0));
-    let before = before_by_both(now, before, Timestamp::from_millis(database));
-    for family in Family::DUE {
-        for partition in existing(session, family, Edge::Start, before).await? {
-            if says(session, &has_work(&partition, before)).await? {
-                tracing::debug!(partition, "no history is forgotten while a row of before is not done");
-                return Ok(0);
+/// Up to where the schedules that are over have been looked at: what is before it stayed.
+pub(crate) struct Sweep(Mutex<(i64, Uuid)>);
+
+impl Default for Sweep {
+    fn default() -> Self {
+        Sweep(Mutex::new(Sweep::START))
+    }
+}
+
+impl Sweep {
+    const START: (i64, Uuid) = (i64::MIN, Uuid::nil());
+
+    fn get(&self) -> (i64, Uuid) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, place: (i64, Uuid)) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = place;
+    }
+}
+
+impl Inner {
+    /// Forgets what was over before `before`, which was reckoned when the clock showed `now`. How many partitions and rows
+    /// went; if any did, there may be more.
+    pub(crate) async fn forget(&self, now: Timestamp, before: Timestamp) -> Result<u64, Failure> {
+        let session = self.historian.session().await?;
+        let rows = query(&session, "select (extract(epoch from clock_timestamp()) * 1000)::bigint", &[]).await?;
+        let database = rows.first().map_or(0, |row| row.get(0));
+        let before = before_by_both(now, before, Timestamp::from_millis(database));
+        for family in Family::DUE {
+            for partition in existing(&session, family, Edge::Start, before).await? {
+                if says(&session, &has_work(&partition, before)).await? {
+                    tracing::warn!(partition, "no history is forgotten while rows that were due long ago are not done");
+                    return Ok(0);
+                }
             }
         }
+        let until = self.runtime.monotonic() + TURN;
+        // One that fails does not keep the others from their part.
+        let parts = [
+            self.forget_runs(&session, before).await,
+            self.forget_rest(&session, before, until).await,
+            self.forget_schedules(&session, before, until).await,
+            self.forget_asked(&session, before, until).await,
+        ];
+        parts.into_iter().sum()
     }
-    Ok(forget_runs(session, before).await?
-        + forget_schedules(session, before).await?
-        + forget_asked(session, before).await?)
+
+    async fn forget_runs(&self, session: &Session, before: Timestamp) -> Result<u64, Failure> {
+        let mut dropped = Vec::new();
+        for partition in existing(session, Family::Runs, Edge::End, before).await? {
+            let drop = async {
+                // What no vacuum has summarised, a look at `written_at` reads whole.
+                let summarise = format!(
+                    "select count(brin_summarize_new_values(i.indexrelid))
+                     from pg_index i join pg_class c on c.oid = i.indexrelid join pg_am a on a.oid = c.relam
+                     where i.indrelid = 'reveille.{partition}'::regclass and a.amname = 'brin'"
+                );
+                session.within(session.client().batch_execute(&summarise)).await?;
+                let is_needed = format!(
+                    "select exists (select from reveille.{partition} where state = 0)
+                         or exists (select from reveille.{partition} where written_at >= {})",
+                    before.as_millis()
+                );
+                let _alone = self.making_partitions.lock().await;
+                drop_unless(session, Family::Runs, &partition, &is_needed).await
+            };
+            dropped.push(drop.await.map(u64::from));
+        }
+        dropped.into_iter().sum()
+    }
+
+    async fn forget_rest(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
+        let before = before.as_millis();
+        let mut forgotten = 0;
+        while self.runtime.monotonic() < until {
+            match query(session, FORGET_REST, &[&before, &limit_number(PAGE)]).await?.len() {
+                0 => break,
+                gone => forgotten += gone,
+            }
+        }
+        Ok(count(forgotten))
+    }
+
+    async fn forget_schedules(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
+        let before = before.as_millis();
+        let mut forgotten = 0;
+        while self.runtime.monotonic() < until {
+            let (ended_at, incarnation) = self.sweep.get();
+            let page = query(session, OVER, &[&before, &ended_at, &incarnation, &limit_number(PAGE)]).await?;
+            let Some(last) = page.last() else {
+                self.sweep.set(Sweep::START);
+                break;
+            };
+            let is_over = |row: &&Row| !row.get::<_, bool>(2);
+            let over: Vec<Uuid> = page.iter().filter(is_over).map(|row| row.get(1)).collect();
+            if !over.is_empty() {
+                forgotten += query(session, FORGET_SCHEDULES, &[&over, &before]).await?.len();
+            }
+            self.sweep.set((last.get(0), last.get(1)));
+        }
+        Ok(count(forgotten))
+    }
+
+    async fn forget_asked(&self, session: &Session, before: Timestamp, until: Monotonic) -> Result<u64, Failure> {
+        let before = uuid(Incarnation::new(before, 0));
+        let mut last = Uuid::nil();
+        let mut forgotten = 0;
+        while self.runtime.monotonic() < until {
+            let gone = query(session, FORGET_ASKED, &[&last, &before, &limit_number(PAGE)]).await?;
+            let Some(highest) = gone.iter().map(|row| row.get(0)).max() else { break };
+            last = highest;
+            forgotten += gone.len();
+        }
+        Ok(count(forgotten))
+    }
 }
 
 /// A clock that has leapt ahead, which nobody may have noticed yet, forgets nothing that the database's would not.
@@ -73,51 +185,8 @@ fn before_by_both(now: Timestamp, before: Timestamp, database: Timestamp) -> Tim
     before - Duration::from_millis(u64::try_from(ahead).unwrap_or(0))
 }
 
-async fn forget_runs(session: &Session, before: Timestamp) -> Result<u64, Failure> {
-    // For the index on `written_at`, which is of ranges of pages.
-    session.within(session.client().batch_execute("set enable_bitmapscan = on")).await?;
-    let mut dropped = 0;
-    for partition in existing(session, Family::Runs, Edge::End, before).await? {
-        let is_needed = format!(
-            "select exists (select from reveille.{partition} where state = 0)
-                 or exists (select from reveille.{partition} where written_at >= {})",
-            before.as_millis()
-        );
-        dropped += u64::from(drop_unless(session, Family::Runs, &partition, &is_needed).await?);
-    }
-    Ok(dropped)
-}
-
-async fn forget_schedules(session: &Session, before: Timestamp) -> Result<u64, Failure> {
-    let before = before.as_millis();
-    let mut last = (i64::MIN, Uuid::nil());
-    let mut forgotten = 0;
-    loop {
-        let page = query(session, OVER, &[&before, &last.0, &last.1, &limit_number(SCHEDULES)]).await?;
-        let Some(row) = page.last() else { return Ok(forgotten) };
-        last = (row.get(0), row.get(1));
-        let is_left = |row: &&Row| !row.get::<_, bool>(2);
-        let over: Vec<Uuid> = page.iter().filter(is_left).map(|row| row.get(1)).collect();
-        if !over.is_empty() {
-            forgotten += count(&query(session, FORGET_SCHEDULES, &[&over, &before]).await?);
-        }
-    }
-}
-
-async fn forget_asked(session: &Session, before: Timestamp) -> Result<u64, Failure> {
-    let before = uuid(Incarnation::new(before, 0));
-    let mut forgotten = 0;
-    loop {
-        let gone = count(&query(session, FORGET_ASKED, &[&before, &limit_number(ASKED)]).await?);
-        forgotten += gone;
-        if gone == 0 {
-            return Ok(forgotten);
-        }
-    }
-}
-
-fn count(rows: &[Row]) -> u64 {
-    u64::try_from(rows.len()).unwrap_or(u64::MAX)
+fn count(rows: usize) -> u64 {
+    u64::try_from(rows).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //! the owner. Due rows and runs are partitioned by time, and dropped by the partition ([`store::Store::maintain`]).
 //!
 //! What this does not do: it elects nobody (that is `coordination`), keeps no cache of rows, and never reads a clock for a
-//! decision but for where a due row is kept.
+//! decision but for where a row is kept, and what is history.
 //!
 //! Always true here: what was answered is committed, synchronously; every wait has a limit; a call whose connection ended
 //! fails with [`store::StoreError::Unavailable`], and may have taken effect; connections come back by themselves.

@@ -9,6 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use domain::Timestamp;
+use postgres_client::tokio_postgres::SimpleQueryMessage;
 use postgres_client::{Failure, Session};
 
 const DAY: i64 = 86_400_000;
@@ -16,6 +17,11 @@ const DAY: i64 = 86_400_000;
 const WEEKS: i64 = 16 * 7 * DAY;
 /// How far ahead of its writing a row is one of the days to come.
 const NEAR: Duration = Duration::from_secs(8 * 86_400);
+/// How long ago a run's instant is, at most, for its day to get a partition of its own: those of before are few, and their
+/// days may be any.
+const RUNS_BACK: Duration = Duration::from_secs(8 * 86_400);
+/// How long who makes or drops a partition waits for a lock, and everybody else for that one; there is another time.
+const LOCK_WAIT: &str = "100ms";
 /// Keeps two who make partitions apart, and those who drop them.
 const LOCK: i64 = 0x5265_7665_696c_6c66;
 
@@ -64,6 +70,12 @@ impl Partition {
         Partition { family, start: position.as_millis().div_euclid(width) * width }
     }
 
+    /// Of a run; `None` if it is with the rest.
+    pub(crate) fn of_run(nominal: Timestamp, now: Timestamp) -> Option<Self> {
+        let own = now - RUNS_BACK..now + Duration::from_secs(86_400);
+        own.contains(&nominal).then(|| Partition::of(Family::Runs, nominal))
+    }
+
     fn end(self) -> i64 {
         self.start.saturating_add(self.family.width())
     }
@@ -75,12 +87,29 @@ impl Partition {
         format!("{}_{day}", self.family.table())
     }
 
-    /// Made beside its table, and then attached: that does not wait for those who read and write there.
+    /// Made beside its table, and then attached: that does not wait for those who read and write there. Nothing is made of
+    /// what is in another partition already.
     fn make(self) -> String {
         let (name, table, start, end) = (self.name(), self.family.table(), self.start, self.end());
+        let rest = match self.family {
+            Family::Near | Family::Far => "false".to_owned(),
+            Family::Runs => {
+                format!("exists (select from reveille.run_rest where nominal >= {start} and nominal < {end})")
+            }
+        };
         format!(
-            "create table reveille.{name} (like reveille.{table} including defaults including constraints);
-             alter table reveille.{table} attach partition reveille.{name} for values from ({start}) to ({end});"
+            "do $$ begin
+                 if not exists (
+                     select from pg_inherits i join pg_class c on c.oid = i.inhrelid
+                     where i.inhparent = 'reveille.{table}'::regclass
+                     and {} > {start} and coalesce({}, {start}) <= {start})
+                 and not {rest} then
+                     create table reveille.{name} (like reveille.{table} including defaults including constraints);
+                     alter table reveille.{table} attach partition reveille.{name} for values from ({start}) to ({end});
+                 end if;
+             end $$;",
+            Edge::End.bound(),
+            Edge::Start.bound()
         )
     }
 }
@@ -106,9 +135,7 @@ impl Partitions {
     pub(crate) async fn make(&self, session: &Session, wanted: &[Partition]) -> Result<(), Failure> {
         for partition in wanted {
             let make = format!(
-                "begin; select pg_advisory_xact_lock({LOCK});
-                 do $$ begin if to_regclass('reveille.{}') is null then {} end if; end $$; commit",
-                partition.name(),
+                "begin; select pg_advisory_xact_lock({LOCK}); set local lock_timeout = '{LOCK_WAIT}'; {} commit",
                 partition.make()
             );
             let made = session.within(session.client().batch_execute(&make)).await;
@@ -125,10 +152,12 @@ impl Partitions {
     /// its poller's `done`. How many were dropped.
     pub(crate) async fn maintain(&self, session: &Session, now: Timestamp) -> Result<u64, Failure> {
         let days = 0..=NEAR.as_secs() / 86_400 + 1;
-        let mut wanted: BTreeSet<Partition> =
-            days.map(|day| Partition::of(Family::Near, now + Duration::from_secs(day * 86_400))).collect();
-        wanted.extend([now, now + Duration::from_secs(86_400)].map(|day| Partition::of(Family::Runs, day)));
+        let wanted = days.map(|day| Partition::of(Family::Near, now + Duration::from_secs(day * 86_400))).collect();
         self.make(session, &self.missing(&wanted)).await?;
+        let wanted = [now, now + Duration::from_secs(86_400)].map(|day| Partition::of(Family::Runs, day)).into();
+        if let Err(failure) = self.make(session, &self.missing(&wanted)).await {
+            tracing::warn!(%failure, "a day of runs has no partition of its own yet");
+        }
         let mut dropped = 0;
         for family in Family::DUE {
             for partition in existing(session, family, Edge::End, now).await? {
@@ -140,11 +169,22 @@ impl Partitions {
     }
 }
 
-/// The bound of a partition that [`existing`] looks at, as PostgreSQL writes it: `FOR VALUES FROM ('1') TO ('2')`.
+/// Of a partition, as PostgreSQL writes it: `FOR VALUES FROM ('1') TO ('2')`.
 #[derive(Clone, Copy)]
 pub(crate) enum Edge {
     Start,
     End,
+}
+
+impl Edge {
+    /// Of the partition `c` in `pg_class`; null if it has none.
+    fn bound(self) -> String {
+        let word = match self {
+            Edge::Start => "FROM",
+            Edge::End => "TO",
+        };
+        format!("substring(pg_get_expr(c.relpartbound, c.oid) from '{word} \\(''?(-?[0-9]+)')::bigint")
+    }
 }
 
 /// The partitions of `family` that start, or end, at or before `until`, by name, the oldest first.
@@ -154,19 +194,18 @@ pub(crate) async fn existing(
     edge: Edge,
     until: Timestamp,
 ) -> Result<Vec<String>, Failure> {
-    let list = "select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
-                where i.inhparent = to_regclass('reveille.' || $1)
-                and substring(pg_get_expr(c.relpartbound, c.oid) from $2 || ' \\(''?(-?[0-9]+)')::bigint <= $3
-                order by c.relname";
-    let edge = match edge {
-        Edge::Start => "FROM",
-        Edge::End => "TO",
-    };
-    let rows = session.within(session.client().query(list, &[&family.table(), &edge, &until.as_millis()])).await?;
+    let bound = edge.bound();
+    let list = format!(
+        "select c.relname::text from pg_inherits i join pg_class c on c.oid = i.inhrelid
+         where i.inhparent = 'reveille.{}'::regclass and {bound} <= {} order by {bound}",
+        family.table(),
+        until.as_millis()
+    );
+    let rows = session.within(session.client().query(&list, &[])).await?;
     Ok(rows.iter().map(|row| row.get(0)).collect())
 }
 
-/// Drops it, unless the query `is_needed` says `true`; whether it is gone.
+/// Drops it, unless the query `is_needed` says yes; whether it is gone.
 pub(crate) async fn drop_unless(
     session: &Session,
     family: Family,
@@ -176,37 +215,41 @@ pub(crate) async fn drop_unless(
     if says(session, is_needed).await? {
         return Ok(false);
     }
-    // Somebody may have written there since: once nobody else can, look again. Readers and writers take the locks in the
-    // same order, and none of them holds them for long.
-    let begin = format!(
-        "begin; set local lock_timeout = '1s'; select pg_advisory_xact_lock({LOCK});
-         lock table only reveille.{} in access exclusive mode; lock table reveille.{partition} in access exclusive mode",
+    // Somebody may have written there since: once nobody else can, look again. Readers and writers lock the table first, as
+    // here, and hold it for moments; who has the partition alone (a vacuum, a dump) may hold it for long, and is not waited for.
+    let drop = format!(
+        "begin; select pg_advisory_xact_lock({LOCK});
+         set local lock_timeout = '{LOCK_WAIT}'; set local enable_bitmapscan = on;
+         lock table only reveille.{} in access exclusive mode;
+         lock table reveille.{partition} in access exclusive mode nowait;
+         do $$ begin if not ({is_needed}) then drop table reveille.{partition}; end if; end $$;
+         commit",
         family.table()
     );
-    let dropping = async {
-        session.within(session.client().batch_execute(&begin)).await?;
-        if says(session, is_needed).await? {
+    match session.within(session.client().batch_execute(&drop)).await {
+        Ok(()) => says(session, &format!("select to_regclass('reveille.{partition}') is null")).await,
+        Err(failure) => {
             session.within(session.client().batch_execute("rollback")).await?;
-            return Ok(false);
+            // The next round tries again.
+            if failure.is_conflict() { Ok(false) } else { Err(failure) }
         }
-        let drop = format!("drop table reveille.{partition}; commit");
-        session.within(session.client().batch_execute(&drop)).await?;
-        Ok(true)
-    };
-    let dropped: Result<bool, Failure> = dropping.await;
-    if dropped.is_err() {
-        session.within(session.client().batch_execute("rollback")).await?;
-    }
-    match dropped {
-        // Somebody holds a lock for long; the next round tries again.
-        Err(failure) if failure.is_conflict() => Ok(false),
-        other => other,
     }
 }
 
 /// The answer of a query that says yes or no.
 pub(crate) async fn says(session: &Session, query: &str) -> Result<bool, Failure> {
-    Ok(session.within(session.client().query_one(query, &[])).await?.get(0))
+    let asking = format!("begin; set local enable_bitmapscan = on; {query}; commit");
+    let answers = session.within(session.client().simple_query(&asking)).await;
+    match answers {
+        Ok(answers) => Ok(answers.iter().any(|answer| match answer {
+            SimpleQueryMessage::Row(row) => row.get(0) == Some("t"),
+            _ => false,
+        })),
+        Err(failure) => {
+            session.within(session.client().batch_execute("rollback")).await?;
+            Err(failure)
+        }
+    }
 }
 
 /// Asks whether a due partition has a row at or before `until` and after its poller's `done`. Looks at the last such row of

@@ -1,6 +1,7 @@
 //! The schema: made and migrated by [`migrate`], looked at by every opening.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Runtime, TaskSet};
@@ -21,6 +22,9 @@ const _: () = assert!(MIGRATIONS.len() == 2, "SCHEMA_VERSION counts the migratio
 /// Keeps two migrations apart; any number will do, as long as it stays.
 const LOCK: i64 = 0x5265_7665_696c_6c65;
 
+/// A migration may build indexes over all that is there.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(6 * 3_600);
+
 /// What [`migrate`] found and did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Migrated {
@@ -36,6 +40,7 @@ pub struct Migrated {
 /// # Errors
 /// If the server cannot be reached or refuses, or the schema is of a later build.
 pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<Migrated, OpenError> {
+    let options = Options { statement_timeout: MIGRATION_TIMEOUT, ..options.clone() };
     let server = Arc::new(Server::new(url, options.client())?);
     let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
     let link = Link::start(runtime, &tasks, &server, stop.clone());

@@ -17,7 +17,7 @@ use uuid::Uuid;
 use crate::connections::Held;
 use crate::engine::Inner;
 use crate::error::store_error;
-use crate::partition::{Family, Partition};
+use crate::partition::Partition;
 use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{
     HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
@@ -128,6 +128,16 @@ impl Batch<'_> {
         }
     }
 
+    /// The days of its runs, but for those of long ago.
+    fn days(&self, now: Timestamp) -> BTreeSet<Partition> {
+        let Batch::Writes(writes) = self else { return BTreeSet::new() };
+        let nominal = |write: &OwnerWrite| match &write.change {
+            Change::Run { run, .. } => Some(run.occurrence.nominal),
+            _ => None,
+        };
+        writes.iter().filter_map(nominal).filter_map(|nominal| Partition::of_run(nominal, now)).collect()
+    }
+
     /// Whose rows are told as arrivals.
     fn is_of_creators(&self) -> bool {
         matches!(self, Batch::Inserts(_))
@@ -173,6 +183,7 @@ impl Inner {
     }
 
     async fn transact(&self, batch: &Batch<'_>) -> Result<Answers, StoreError> {
+        self.make_days(batch).await;
         let mut tries_left = TRIES;
         loop {
             let mut held = self.owners.hold().await.map_err(store_error)?;
@@ -204,15 +215,23 @@ impl Inner {
         }
     }
 
+    /// Before the transaction, which would be in the way of it. A run whose day has no partition is with the rest.
+    async fn make_days(&self, batch: &Batch<'_>) {
+        let missing = self.partitions.missing(&batch.days(self.runtime.now()));
+        if !missing.is_empty()
+            && let Err(failure) = self.make_partitions(&missing).await
+        {
+            tracing::warn!(%failure, "a day of runs has no partition of its own");
+        }
+    }
+
     async fn try_transact(&self, held: &Held<'_>, batch: &Batch<'_>) -> Result<Answers, Stop> {
         let session = held.session();
         let mut plan = read(session, batch.needs()).await?;
         let answers = batch.decide(&mut plan);
         let now = self.runtime.now();
         let due = due::Columns::of(plan.changes.due.drain(..), now);
-        let mut partitions = due.partitions.clone();
-        partitions.extend(plan.changes.runs.keys().map(|run| Partition::of(Family::Runs, run.nominal)));
-        let missing = self.partitions.missing(&partitions);
+        let missing = self.partitions.missing(&due.partitions);
         if !missing.is_empty() {
             // On another connection, as this one is in a transaction.
             self.make_partitions(&missing).await?;
@@ -246,16 +265,20 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     let incarnations: Vec<Uuid> = incarnations.into_iter().collect();
     let occurrences: OccurrenceColumns = needs.occurrences.iter().collect();
     let (first, last) = occurrences.stretch();
+    let known_runs: Vec<&(dyn ToSql + Sync)> =
+        vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions, &first, &last];
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
     // The names again, now that their holders are locked: nobody can take one of those any more.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(
         ask(session, &schedules, vec![&incarnations]),
         ask(session, &names, vec![&tenants, &ids]),
-        ask(
-            session,
-            &runs,
-            vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions, &first, &last]
-        ),
+        async {
+            // It locks every partition there is.
+            match occurrences.incarnations.is_empty() {
+                true => Ok(Vec::new()),
+                false => ask(session, &runs, known_runs).await,
+            }
+        },
         ask(session, &asked, vec![&asked_ids]),
     )?;
     let holders = |rows: &[Row]| rows.iter().map(|row| row.get::<_, Uuid>(2)).collect::<BTreeSet<_>>();

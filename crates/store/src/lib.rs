@@ -91,8 +91,9 @@ pub trait Store: Send + Sync + 'static {
     fn health(&self) -> Health;
 
     /// The engine's housekeeping, which one member does now and then: what nobody needs any more is dropped, and what was
-    /// over before `history_from` may be: runs, schedules that are over, incarnations of puts. Nothing that is due waits for
-    /// it. How much was dropped, in the engine's own units.
+    /// over before `history_from` may be: runs, schedules that are over, incarnations of puts. That is then as if it had
+    /// never been. Nothing that is due waits for this. How much was dropped, in the engine's own units; if anything was,
+    /// there may be more.
     fn maintain(&self, _now: Timestamp, _history_from: Timestamp) -> Answer<'_, u64> {
         Box::pin(std::future::ready(Ok(0)))
     }

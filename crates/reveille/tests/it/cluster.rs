@@ -369,7 +369,7 @@ fn what_was_over_for_a_month_is_forgotten_by_the_leading_member() {
 
     // Somebody who keeps less.
     let mut command = home.serve("c");
-    command.args(["--history-days", "29"]);
+    command.args(["--history-days", "28"]);
     let server = Server::start_where(command, |_| home.key_folder());
     while server.client().get("/v1/schedules/young").status != 404 {
         assert!(Instant::now() < deadline, "it is not forgotten");

@@ -52,6 +52,10 @@ fn run(insert: &Insert, state: RunState) -> Run {
     Run { tenant: TENANT, occurrence: insert.due.occurrence, state, attempts: Vec::new() }
 }
 
+fn runs_in(url: &str, table: &str) -> String {
+    shared().sql(name_of(url), &format!("select count(*) from reveille.{table}")).unwrap().trim().to_owned()
+}
+
 fn asked(url: &str) -> String {
     shared().sql(name_of(url), "select count(*) from reveille.asked").unwrap().trim().to_owned()
 }
@@ -73,13 +77,16 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
         let now = runtime.now();
         // Each on a day of its own.
         let due = |days: u32| one_shot(&runtime, now - DAY * days);
-        let [fired, retrying, redriven, late, put_off] = [3, 4, 5, 6, 7].map(due);
+        let [fired, retrying, redriven, late, put_off, put_far_off, old] = [3, 4, 5, 6, 7, 8, 300].map(due);
         let [cancelled, pending] = [one_shot(&runtime, now + HOUR), one_shot(&runtime, now + HOUR)];
         let name = named(one_shot(&runtime, now + HOUR), "name");
         let changed = named(one_shot(&runtime, now + HOUR), "changed");
-        let every = [&fired, &retrying, &redriven, &late, &put_off, &cancelled, &pending, &name, &changed];
+        let every =
+            [&fired, &retrying, &redriven, &late, &put_off, &put_far_off, &old, &cancelled, &pending, &name, &changed];
         owned.store.insert(every.map(Insert::clone).to_vec()).await.unwrap();
         owned.write(outcome(&fired)).await;
+        owned.write(outcome(&old)).await;
+        assert_eq!(runs_in(&url, "run_rest"), "1", "its day has no partition of its own");
         let retry = DueKey { position: now + HOUR, attempt: 2, ..retrying.due };
         owned.write(Change::Run { run: run(&retrying, RunState::Retrying), then: Some(retry), ends: false }).await;
         owned.write(Change::Run { run: run(&redriven, RunState::Failed), then: None, ends: true }).await;
@@ -88,7 +95,9 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
             let Occurrence { incarnation, revision, .. } = insert.due.occurrence;
             Change::End { incarnation, revision }
         };
+        owned.write(Change::Defer(DueKey { position: now + DAY * 30, ..put_far_off.due })).await;
         owned.write(end(&put_off)).await;
+        owned.write(end(&put_far_off)).await;
         owned.write(end(&late)).await;
         for over in [&cancelled, &name] {
             owned.write(Change::Cancel(over.due.occurrence.incarnation)).await;
@@ -104,13 +113,13 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
         owned.done(before).await;
         assert!(owned.store.maintain(now, before).await.unwrap() >= 5);
 
-        for gone in [&fired, &cancelled, &name] {
+        for gone in [&fired, &old, &cancelled, &name] {
             assert!(!owned.has_schedule(gone).await && !owned.has_run(gone).await, "{gone:?}");
         }
         for stays in [&retrying, &redriven, &late] {
             assert!(owned.has_schedule(stays).await && owned.has_run(stays).await, "{stays:?}");
         }
-        for stays in [&put_off, &pending, &changed] {
+        for stays in [&put_off, &put_far_off, &pending, &changed] {
             assert!(owned.has_schedule(stays).await, "{stays:?}");
         }
         assert_eq!(asked(&url), "0");
@@ -132,7 +141,7 @@ fn what_was_over_for_long_goes_and_all_else_stays() {
         for gone in [&retrying, &redriven, &late, &put_off] {
             assert!(!owned.has_schedule(gone).await && !owned.has_run(gone).await, "{gone:?}");
         }
-        for stays in [&pending, &changed, &renamed] {
+        for stays in [&put_far_off, &pending, &changed, &renamed] {
             assert!(owned.has_schedule(stays).await, "{stays:?}");
         }
         home.close().await;
@@ -183,6 +192,63 @@ fn more_schedules_than_a_transaction_takes_go_in_one_turn() {
         let all = inserts.iter().map(|insert| insert.due.occurrence.incarnation).collect();
         let left = owned.store.load(all).await.unwrap();
         assert!(left[..2_300].iter().all(Option::is_none) && left[2_300..].iter().all(Option::is_some));
+        home.close().await;
+    });
+}
+
+#[test]
+fn what_somebody_holds_or_has_made_live_again_is_not_forgotten() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let now = runtime.now();
+        let all = ["over", "held", "live"].map(|id| named(one_shot(&runtime, now + HOUR), id));
+        owned.store.insert(all.to_vec()).await.unwrap();
+        for insert in &all {
+            owned.write(Change::Cancel(insert.due.occurrence.incarnation)).await;
+        }
+        let before = between(&runtime).await;
+        let tasks = TaskSet::new(&runtime);
+        let somebody = Somebody::new(&runtime, &tasks, &url);
+        // As one leaves it who does not know since when it was over.
+        somebody.says("update reveille.schedule set status = 0 where id = 'live'").await;
+        somebody.says("begin; select from reveille.schedule where id = 'held' for update").await;
+        let [over, held, live] = &all;
+        assert_eq!(owned.store.maintain(now, before).await, Ok(1));
+        assert!(!owned.has_schedule(over).await && owned.has_schedule(held).await && owned.has_schedule(live).await);
+        somebody.says("commit").await;
+        assert_eq!(owned.store.maintain(now, before).await, Ok(1));
+        assert!(!owned.has_schedule(held).await && owned.has_schedule(live).await);
+        home.close().await;
+    });
+}
+
+#[test]
+fn nobody_waits_for_history_to_be_forgotten() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let now = runtime.now();
+        let tasks = TaskSet::new(&runtime);
+        let somebody = Somebody::new(&runtime, &tasks, &url);
+        somebody.says("insert into reveille.asked values ('00000000-0000-0000-0000-000000000001')").await;
+        somebody.says("begin; select from reveille.asked for update").await;
+        let store = home.store.clone();
+        let forgetting = tokio::spawn(async move { store.maintain(now, now).await });
+        runtime.sleep(Duration::from_millis(200)).await;
+        // Both want partitions that are not there.
+        let far = one_shot(&runtime, now + DAY * 400);
+        let fired = one_shot(&runtime, now - DAY * 2);
+        let working = async {
+            owned.store.insert(vec![far, fired.clone()]).await.unwrap();
+            owned.write(outcome(&fired)).await;
+        };
+        runtime.timeout(Duration::from_secs(5), Box::pin(working)).await.expect("nobody waits");
+        assert!(!forgetting.is_finished(), "the test shows nothing");
+        somebody.says("rollback").await;
+        forgetting.await.unwrap().unwrap();
         home.close().await;
     });
 }
@@ -259,13 +325,20 @@ fn the_history_of_an_older_schema_is_brought_along() {
         assert_eq!(home.store.find_runs(occurrences.clone()).await.unwrap(), runs);
         // As nobody knows since when they are over, it is from now on.
         assert_eq!(home.store.maintain(now, now - HOUR).await, Ok(0));
+        let owned = Owned::take(&*home.store).await;
+        let [today, past] = [1, 41].map(|days| one_shot(&runtime, now - DAY * days));
+        owned.store.insert(vec![today.clone(), past.clone()]).await.unwrap();
+        for insert in [&today, &past] {
+            owned.write(outcome(insert)).await;
+            assert!(owned.has_run(insert).await);
+        }
         assert_eq!(home.store.find_runs(occurrences.clone()).await.unwrap(), runs);
-        let before = between(&runtime).await;
-        home.store.maintain(now + DAY * 2, before).await.unwrap();
-        // Today is not over.
-        let left = home.store.find_runs(occurrences).await.unwrap();
-        assert_eq!(left, [runs[0].clone(), None, None]);
-        assert!(home.store.load(vec![inserts[0].due.occurrence.incarnation]).await.unwrap()[0].is_some());
+        assert_eq!(runs_in(&old, "run_before"), "5", "until the day after tomorrow");
+
+        owned.done(now).await;
+        home.store.maintain(now, now + DAY * 3).await.unwrap();
+        assert_eq!(home.store.find_runs(occurrences).await.unwrap(), [None, None, None]);
+        assert!(!owned.has_schedule(&inserts[0]).await && !owned.has_schedule(&past).await);
         home.close().await;
     });
 }
