@@ -29,8 +29,9 @@ const GET_MADE: &str = "select s.incarnation, s.tenant, s.poller, s.id, s.is_cur
 const POSITIONS: &str = "select poller, closed, done from reveille.position where poller = any($1::bigint[])";
 const FIND_RUNS: &str = "select r.tenant, r.incarnation, r.nominal, r.version, r.state, r.value
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
-    join reveille.run r on r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
-    where r.nominal between $4 and $5";
+    cross join lateral (
+        select * from reveille.run r
+        where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version limit 1) r";
 const RUNS: &str = "select tenant, incarnation, nominal, version, state, value from reveille.run
     where incarnation = $1 and (incarnation, nominal, version) > ($2, $3, $4)
     order by incarnation, nominal, version limit $5";
@@ -103,8 +104,7 @@ impl Inner {
             return Ok(Vec::new());
         }
         let keys: OccurrenceColumns = occurrences.iter().collect();
-        let (from, until) = keys.stretch();
-        let parameters = &[&keys.incarnations as _, &keys.nominals as _, &keys.versions as _, &from as _, &until as _];
+        let parameters = &[&keys.incarnations as _, &keys.nominals as _, &keys.versions as _];
         let rows = self.readers.query(FIND_RUNS, parameters).await.map_err(store_error)?;
         let mut found = HashMap::with_capacity(rows.len());
         for row in &rows {

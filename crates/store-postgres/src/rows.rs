@@ -103,13 +103,6 @@ impl OccurrenceColumns {
         self.nominals.push(occurrence.nominal.as_millis());
         self.versions.push(version_number(occurrence));
     }
-
-    /// The first and the last nominal instant: told to PostgreSQL beside the occurrences themselves, they let it leave out
-    /// the days that none is in.
-    pub(crate) fn stretch(&self) -> (i64, i64) {
-        let first = self.nominals.iter().min().copied().unwrap_or(i64::MAX);
-        (first, self.nominals.iter().max().copied().unwrap_or(i64::MIN))
-    }
 }
 
 impl<'a> FromIterator<&'a Occurrence> for OccurrenceColumns {

@@ -34,10 +34,12 @@ const LOCK_TERMS: &str =
 const NAMES: &str = "select s.tenant, s.id, s.incarnation
     from unnest($1::bigint[], $2::text[]) as n (tenant, id)
     join reveille.schedule s on s.tenant = n.tenant and s.id = n.id and s.is_current and s.id is not null";
+// By `limit`, occurrence by occurrence, whatever PostgreSQL makes of a partition without statistics.
 const RUNS: &str = "select r.state = 2 and not r.is_redriven, r.incarnation, r.nominal, r.version, r.state <> 0
     from unnest($1::uuid[], $2::bigint[], $3::bigint[]) as o (incarnation, nominal, version)
-    join reveille.run r on r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version
-    where r.nominal between $4 and $5";
+    cross join lateral (
+        select * from reveille.run r
+        where r.incarnation = o.incarnation and r.nominal = o.nominal and r.version = o.version limit 1) r";
 const ASKED: &str = "select incarnation from reveille.asked where incarnation = any($1::uuid[])";
 
 const FREE_NAMES: &str = "update reveille.schedule set is_current = false where incarnation = any($1::uuid[])";
@@ -264,9 +266,8 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
     incarnations.extend(name_rows.iter().map(|row| row.get::<_, Uuid>(2)));
     let incarnations: Vec<Uuid> = incarnations.into_iter().collect();
     let occurrences: OccurrenceColumns = needs.occurrences.iter().collect();
-    let (first, last) = occurrences.stretch();
     let known_runs: Vec<&(dyn ToSql + Sync)> =
-        vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions, &first, &last];
+        vec![&occurrences.incarnations, &occurrences.nominals, &occurrences.versions];
     let asked_ids: Vec<Uuid> = needs.asked.iter().copied().map(uuid).collect();
     // The names again, now that their holders are locked: nobody can take one of those any more.
     let (schedule_rows, names_now, run_rows, asked_rows) = try_join!(

@@ -344,3 +344,31 @@ fn the_history_of_an_older_schema_is_brought_along() {
         home.close().await;
     });
 }
+
+/// A day's partition has no statistics yet when its first runs come, and PostgreSQL keeps the plans that it makes then.
+#[test]
+fn an_outcome_is_looked_up_by_its_key_among_whatever_its_day_has() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let now = runtime.now();
+        for _ in 0..40 {
+            let inserts: Vec<_> =
+                (0..50).map(|millis| one_shot(&runtime, now - Duration::from_millis(millis))).collect();
+            owned.store.insert(inserts.clone()).await.unwrap();
+            let outcomes = inserts.iter().map(|insert| crate::support::owned(owned.term, outcome(insert))).collect();
+            owned.store.write(outcomes).await.unwrap();
+            let asked = inserts.iter().map(|insert| insert.due.occurrence).collect();
+            assert!(owned.store.find_runs(asked).await.unwrap().iter().all(Option::is_some));
+        }
+        home.close().await;
+    });
+    // A connection tells its figures when it ends.
+    let read = "select coalesce(sum(idx_tup_read + seq_tup_read), 0) from (
+        select pg_stat_get_tuples_returned(c.oid) seq_tup_read,
+            (select sum(pg_stat_get_tuples_returned(i.indexrelid)) from pg_index i where i.indrelid = c.oid) idx_tup_read
+        from pg_class c where c.relname like 'run\\_%' and c.relkind = 'r') t";
+    let read: u64 = shared().sql(name_of(&url), read).unwrap().trim().parse().unwrap();
+    assert!((2_000..=4_000).contains(&read), "{read} rows were read for 2,000 that were there");
+}
