@@ -218,9 +218,14 @@ impl Changes {
     }
 
     async fn write(&self, poller: PollerId, change: Change) -> Result<Result<Written, WriteRefusal>, Undone> {
-        let write = OwnerWrite { term: self.shared.shards.term(poller.shard())?, poller, change };
-        let answer = self.shared.store.write(vec![write]).await?.pop();
-        Ok(answer.expect("the store answers every write"))
+        let shard = poller.shard();
+        let term = self.shared.shards.term(shard)?;
+        let answer = self.shared.store.write(vec![OwnerWrite { term, poller, change }]).await?.pop();
+        let answer = answer.expect("the store answers every write");
+        if answer == Err(WriteRefusal::Superseded) {
+            self.shared.superseded(shard, term);
+        }
+        Ok(answer)
     }
 
     /// `position`, or the first instant that the poller has not closed: an owner writes no row where it is done, and the

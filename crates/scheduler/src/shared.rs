@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use domain::ShardId;
+use domain::{ShardId, Term};
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
 use store::{Cursor, Store, StoreError};
@@ -109,6 +109,12 @@ impl Shared {
         if !others.is_empty() {
             let _nobody_listens_at_the_end = self.news.send(News::Near(others));
         }
+    }
+
+    /// A write under `term` was refused, because another has taken the shard since. It is let go of, and so can be taken
+    /// again if it is to be this member's.
+    pub(crate) fn superseded(&self, shard: ShardId, term: Term) {
+        let _nobody_listens_at_the_end = self.news.send(News::Superseded(shard, term));
     }
 
     /// To the present owner; `false` if there is none: the next one reads what it needs from the store.

@@ -156,8 +156,11 @@ pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
 pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term) {
     let _moving = shared.moving.lock().await;
     if shared.shards.term(shard) == Ok(term) {
-        // The owner has forgotten it.
-        shared.shards.let_go(&BTreeSet::from([shard]));
+        let lost = BTreeSet::from([shard]);
+        shared.shards.let_go(&lost);
+        shared.moved("lost", lost.len());
+        let (tell, _begun) = oneshot::channel();
+        shared.send(Event::LetGo(lost, tell)).await;
     }
 }
 
@@ -183,7 +186,13 @@ async fn obey_marks(
             writes.push(OwnerWrite { term, poller, change: Change::Cancel(schedule.incarnation) });
         }
         // What is not found is cancelled already; a mark that another owner must obey is not passed over.
+        let written: Vec<(ShardId, Term)> = writes.iter().map(|write| (write.poller.shard(), write.term)).collect();
         let answers = shared.store.write(writes).await?;
+        for ((shard, term), answer) in written.into_iter().zip(&answers) {
+            if *answer == Err(WriteRefusal::Superseded) {
+                shared.superseded(shard, term);
+            }
+        }
         if answers.contains(&Err(WriteRefusal::Superseded)) {
             return Err(StoreError::Unavailable("the shard has a later owner".to_owned()));
         }

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use coordination::Ownership;
-use domain::{AttemptResult, ScheduleId, When};
+use domain::id::SHARDS;
+use domain::{AttemptResult, ScheduleId, ShardId, When};
 use futures_util::future::{join, join_all};
 use scheduler::{CancelAnswer, Create, CreateRefusal, Delivery, RedriveAnswer, Scheduler};
 use simulator::Simulation;
@@ -409,5 +410,45 @@ fn an_owner_that_wakes_too_late_leaves_the_arrivals_to_the_next() {
         }
         town.sleep(Duration::from_secs(8)).await;
         town.each_once(&ids);
+    });
+}
+
+/// As a member does that wakes from a pause in the midst of taking a shard, or one that nobody knows of.
+#[test]
+fn an_owner_whose_shards_somebody_else_has_taken_takes_them_back_and_keeps_the_rest() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, quick).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let far = town.in_ms(3_600_000);
+        let names = (0..40).map(|n| named(&format!("n{n}"), far)).collect();
+        let making = a.clone();
+        assert!(town.at("a", async move { making.create(names).await }).await.is_ok_and(|made| made.len() == 40));
+        let before = town.engine.view().await.unwrap().members;
+
+        town.store.take((0..SHARDS).map(ShardId).collect()).await.unwrap();
+        for n in 0..40 {
+            let asked = sim.elapsed();
+            loop {
+                let (member, id) = (b.clone(), format!("n{n}"));
+                let is_done = match n % 2 {
+                    0 => town.at("b", async move { member.put(named(&id, far)).await }).await.is_ok(),
+                    _ => {
+                        let id = ScheduleId::new(&id).unwrap();
+                        let answer = town.at("b", async move { member.cancel(TENANT, id).await }).await;
+                        // What is pending is asked for again, and then cancelled already.
+                        matches!(answer, Ok(CancelAnswer::Cancelled | CancelAnswer::NotFound))
+                    }
+                };
+                if is_done {
+                    break;
+                }
+                assert!(sim.elapsed() - asked < Duration::from_secs(10), "n{n} cannot be changed");
+                town.sleep(Duration::from_millis(100)).await;
+            }
+        }
+        town.settle(&[&a, &b]).await;
+        let after = town.engine.view().await.unwrap().members;
+        assert_eq!(before.iter().map(|it| it.id).collect::<Vec<_>>(), after.iter().map(|it| it.id).collect::<Vec<_>>());
     });
 }
