@@ -104,6 +104,7 @@ pub struct PostgresCoordination {
 }
 
 struct Inner {
+    id: String,
     runtime: Runtime,
     server: Arc<Server>,
     statement_timeout: Duration,
@@ -127,7 +128,7 @@ impl PostgresCoordination {
     /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let server = options.server(url)?;
-        schema::check(runtime, &server).await?;
+        let id = schema::check(runtime, &server).await?;
         let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
         let changes = watch::Sender::new(());
         tasks.spawn(
@@ -136,6 +137,7 @@ impl PostgresCoordination {
         );
         let inner = Inner {
             runtime: runtime.clone(),
+            id,
             statement_timeout: options.statement_timeout,
             pulse: Link::start(runtime, &tasks, &server, stop.clone()),
             work: Link::start(runtime, &tasks, &server, stop.clone()),
@@ -147,6 +149,12 @@ impl PostgresCoordination {
             _tasks: tasks,
         };
         Ok(PostgresCoordination { inner: Arc::new(inner) })
+    }
+
+    /// Made with the schema, kept for ever: all who open this place are told the same.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.inner.id
     }
 
     /// This process's replica object of the group `group`.

@@ -11,12 +11,12 @@ use runtime::Runtime;
 use crate::{OpenError, Options};
 
 /// Of the schema that this build needs.
-pub const VERSION: i32 = 1;
+pub const VERSION: i32 = 2;
 
 /// What makes version 1, 2, and so on of the one before.
-const MIGRATIONS: &[&str] = &[include_str!("../migrations/0001.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("../migrations/0001.sql"), include_str!("../migrations/0002.sql")];
 
-const _: () = assert!(MIGRATIONS.len() == 1 && VERSION == 1, "each version has its migration");
+const _: () = assert!(MIGRATIONS.len() == 2 && VERSION == 2, "each version has its migration");
 
 /// A name for the lock that migrations hold: "reveille" and "coord".
 const LOCK: &str = "select pg_advisory_xact_lock(x'72657665'::integer, x'636f6f72'::integer)";
@@ -56,17 +56,22 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
     .await
 }
 
+/// The place's id.
+///
 /// # Errors
 /// As [`crate::PostgresCoordination::open`].
-pub(crate) async fn check(runtime: &Runtime, server: &Server) -> Result<(), OpenError> {
+pub(crate) async fn check(runtime: &Runtime, server: &Server) -> Result<String, OpenError> {
     with_client(runtime, server, async |client| {
         let found = version(client).await.map_err(|error| server.failure(&error))?;
         judge_newer(server, found)?;
-        let server = server.to_string();
+        let shown = server.to_string();
         match found {
-            0 => Err(OpenError::SchemaMissing { server }),
-            VERSION => Ok(()),
-            found => Err(OpenError::SchemaOlder { server, found }),
+            0 => Err(OpenError::SchemaMissing { server: shown }),
+            VERSION => {
+                let id = client.query_one("select id::text from reveille_coordination.meta", &[]).await;
+                Ok(id.and_then(|row| row.try_get(0)).map_err(|error| server.failure(&error))?)
+            }
+            found => Err(OpenError::SchemaOlder { server: shown, found }),
         }
     })
     .await
@@ -94,11 +99,11 @@ async fn version(client: &Client) -> Result<i32, Error> {
 }
 
 /// A connection for `body`, given up after the statement timeout.
-async fn with_client(
+async fn with_client<T>(
     runtime: &Runtime,
     server: &Server,
-    body: impl AsyncFnOnce(&Client) -> Result<(), OpenError>,
-) -> Result<(), OpenError> {
+    body: impl AsyncFnOnce(&Client) -> Result<T, OpenError>,
+) -> Result<T, OpenError> {
     let (client, mut messages) = server.connect(runtime).await?;
     let working = async {
         let moving = async { while let Some(Ok(_)) = messages.next().await {} };

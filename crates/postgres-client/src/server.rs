@@ -81,6 +81,11 @@ impl Server {
         if config.get_hosts().is_empty() && config.get_hostaddrs().is_empty() {
             return Err(UrlError::NoHost);
         }
+        // A host has no @ in it: that one belongs to the password, which is not to be shown.
+        if config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(name) if name.contains('@'))) {
+            let reason = "a password with @, / or ? in it is written with %40, %2F, %3F, or given in a file";
+            return Err(UrlError::Form(reason.to_owned()));
+        }
         if let Some(password) = &options.password {
             config.password(password);
         }

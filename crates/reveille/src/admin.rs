@@ -102,6 +102,12 @@ pub(crate) async fn make_schema(runtime: &Runtime, engine: &PostgresEngine) -> a
         Some(from) if from < migrated.to => format!("migrated the schema from version {from} to {}", migrated.to),
         Some(_) => format!("the schema is there, version {}, of the cluster {}", migrated.to, migrated.cluster),
     })?;
+    if !migrated.has_client_role {
+        console::line(
+            "there is no role reveille_client, and this user may not make it: to schedule inside your own transactions, have \
+             somebody `create role reveille_client`, and migrate again",
+        )?;
+    }
     Ok(())
 }
 

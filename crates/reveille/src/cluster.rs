@@ -17,6 +17,7 @@ use store_postgres::PostgresStore;
 
 use crate::engine::PostgresEngine;
 use crate::identity;
+use crate::service::store_path;
 
 /// What a member does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -83,6 +84,15 @@ impl MemberArguments {
             "the other members cannot connect to {listening}: say with --peer-advertise HOST:PORT where they reach this one"
         );
         let address = self.peer_advertise.clone().unwrap_or_else(|| listening.to_string());
+        let is_address = |address: &str| {
+            address
+                .rsplit_once(':')
+                .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0))
+        };
+        ensure!(is_address(&address), "--peer-advertise is HOST:PORT, and not {address}");
+        if listening.ip().is_loopback() && self.peer_advertise.is_none() {
+            tracing::info!("only members on this machine reach this one; for others, see --peer-listen");
+        }
         let name = self.name.clone().unwrap_or_else(|| {
             let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
             format!("{machine}:{}", listening.port())
@@ -102,6 +112,12 @@ pub(crate) async fn open(
     engine: &PostgresEngine,
     data: &Path,
 ) -> anyhow::Result<Arc<PostgresStore>> {
+    ensure!(
+        !store_path(data).exists(),
+        "{} holds the schedules of a single process: copy them with `reveille export --data {0} --store …`, and give this \
+         member another folder with --data",
+        data.display()
+    );
     let options = store_postgres::Options { cluster: identity::known_cluster(data)?, ..engine.store_options() };
     let opened = PostgresStore::open(runtime, tasks, engine.store.as_str(), options).await;
     let store = match opened {
@@ -141,6 +157,12 @@ pub(crate) async fn join(
     let coordination_options = engine.coordination_options(arguments.lease());
     let coordination = PostgresCoordination::open(runtime, engine.coordination.as_str(), &coordination_options);
     let coordination = coordination.await.context("cannot coordinate with the other members")?;
+    let meets_in = store.meet_in(coordination.id()).await.context("cannot look where the members meet")?;
+    ensure!(
+        meets_in == coordination.id(),
+        "the members of this cluster meet elsewhere: give the same --coordination as they do. To move them, stop them all, \
+         and `update reveille.meta set coordination = null` in the store's database"
+    );
     tracing::info!(member = profile.name, peers = profile.address, cluster = store.cluster().id, "joining");
     let peers = HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default());
     let mut registry = Registry::default();

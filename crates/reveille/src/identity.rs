@@ -3,7 +3,7 @@
 //! Always true here: a secret is written to a file that only its owner can read, and never to a log or a terminal; the
 //! store keeps of the key only its hash.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -49,6 +49,23 @@ pub(crate) fn know_cluster(data: &Path, cluster: &str) -> anyhow::Result<()> {
         write_secret(&data.join("cluster.id"), &format!("{cluster}\n"))?;
     }
     Ok(())
+}
+
+/// Holds the data folder for one member, until the file is dropped.
+///
+/// # Errors
+/// If another process holds it, or it cannot be written.
+pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
+    let path = data.join("member.lock");
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+    let file = file.with_context(|| format!("cannot write {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            anyhow::bail!("{} is the folder of another member that runs: give each its own with --data", data.display())
+        }
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("cannot lock {}", path.display())),
+    }
 }
 
 /// Makes the tenant `default` if the store has no tenant yet. Whether it did.

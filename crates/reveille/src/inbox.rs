@@ -116,13 +116,24 @@ impl Mover {
             return Ok(());
         }
         let (numbers, requests): (Vec<i64>, Vec<Create>) = creates.into_iter().unzip();
-        let ids: Vec<_> = requests.iter().map(|request| request.id.clone()).collect();
-        for ((number, answer), id) in numbers.into_iter().zip(self.scheduler.create(requests).await?).zip(ids) {
+        let names: Vec<_> = requests
+            .iter()
+            .map(|request| (request.tenant.id, request.id.clone().expect("an entry has an id"), request.incarnation))
+            .collect();
+        let answers = self.scheduler.create(requests).await?;
+        for ((number, answer), (tenant, id, incarnation)) in numbers.into_iter().zip(answers).zip(names) {
             match answer {
-                // It exists: perhaps because this entry was moved before.
-                Ok(_) | Err(CreateRefusal::Exists) => done.push(number),
+                Ok(_) => done.push(number),
+                // Perhaps because this entry was moved before.
+                Err(CreateRefusal::Exists) => {
+                    let holder = self.scheduler.get(tenant, id.clone()).await?;
+                    if holder.is_none_or(|holder| Some(holder.incarnation) != incarnation) {
+                        tracing::error!(id = id.as_str(), "the id is taken: what a transaction asked for is left out");
+                    }
+                    done.push(number);
+                }
                 Err(CreateRefusal::NeverFires) => {
-                    tracing::error!(?id, "what a transaction asked for never fires, and is left out");
+                    tracing::error!(id = id.as_str(), "what a transaction asked for never fires, and is left out");
                     done.push(number);
                 }
                 // It stays, and is moved again with all that comes after it.

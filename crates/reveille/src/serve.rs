@@ -28,7 +28,7 @@ pub(crate) struct ServeArguments {
     /// Where requests are answered
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN")]
     listen: SocketAddr,
-    /// A receiver that prints the callbacks it gets, to try things out with; see --no-receiver
+    /// A receiver that prints the callbacks it gets, to try things out with; see --no-receiver. None with --store
     #[arg(long, default_value = "127.0.0.1:9000", env = "REVEILLE_RECEIVER")]
     receiver: SocketAddr,
     /// Start no receiver
@@ -70,7 +70,10 @@ impl ServeArguments {
 pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     let service = Service::start(runtime, arguments.options()?).await?;
-    let receiver = if arguments.no_receiver { None } else { try_receiver(runtime, arguments.receiver).await };
+    let receiver = match service.is_member() || arguments.no_receiver {
+        true => None,
+        false => try_receiver(runtime, arguments.receiver).await,
+    };
     tracing::info!(address = %service.address, data = %arguments.data.display(), "ready");
     if let Some(receiver) = &receiver {
         welcome(&service, &arguments.data, receiver)?;

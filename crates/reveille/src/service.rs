@@ -3,6 +3,7 @@
 //! Always true here: it stops from the front to the back (no new requests, no new attempts, what is in flight is
 //! booked, what is written is flushed), and each part outlives what calls it.
 
+use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -59,6 +60,8 @@ enum Standing {
     Postgres {
         store: Arc<PostgresStore>,
         stop_peers: CancellationToken,
+        /// Held for as long as the member is there.
+        _lock: File,
     },
 }
 
@@ -78,6 +81,13 @@ impl Service {
 
     async fn start_embedded(runtime: &Runtime, options: &Options) -> anyhow::Result<Self> {
         let data = &options.data;
+        if let Some(cluster) = identity::known_cluster(data)? {
+            anyhow::bail!(
+                "{} belongs to the cluster {cluster}, as a member's folder or because it was exported there: say with --store \
+                 where that is, or choose another folder with --data",
+                data.display()
+            );
+        }
         let tasks = TaskSet::new(runtime);
         let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store.clone()).await;
         let store = Arc::new(opened.map_err(|error| explain_open(error, data))?);
@@ -106,6 +116,7 @@ impl Service {
     }
 
     async fn start_member(runtime: &Runtime, engine: &PostgresEngine, options: &Options) -> anyhow::Result<Self> {
+        let lock = identity::lock_member(&options.data)?;
         let tasks = TaskSet::new(runtime);
         let store = cluster::open(runtime, &tasks, engine, &options.data).await?;
         let deliver = Arc::new(deliver(runtime, options)?);
@@ -119,8 +130,13 @@ impl Service {
         let inbox = inbox::keep_empty(runtime.clone(), store.clone(), scheduler.clone(), limits, stop_peers.clone());
         tasks.spawn("inbox", inbox);
         let address = server.local_addr();
-        let store = Standing::Postgres { store, stop_peers };
+        let store = Standing::Postgres { store, stop_peers, _lock: lock };
         Ok(Service { address, is_new: false, server, scheduler, store, tasks })
+    }
+
+    /// Of a cluster.
+    pub(crate) fn is_member(&self) -> bool {
+        matches!(self.store, Standing::Postgres { .. })
     }
 
     /// Serves until `stop` resolves, then stops in order.
@@ -133,7 +149,7 @@ impl Service {
                 drop(orders);
                 store.close().await;
             }
-            Standing::Postgres { store, stop_peers } => {
+            Standing::Postgres { store, stop_peers, _lock } => {
                 stop_peers.cancel();
                 store.close();
             }

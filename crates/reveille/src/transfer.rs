@@ -2,8 +2,8 @@
 //!
 //! What goes along: tenants with their keys and secrets, every schedule with something due (its id, incarnation and
 //! revision, so that run ids stay), retries that are due, dead letters, and these schedules' runs. What does not: schedules
-//! that have ended and left no dead letter. Nothing is running on either side meanwhile, the source stays as it is, and
-//! the target was empty: what fails half-way is begun again on another empty one.
+//! that have ended and left no dead letter. Nothing is running on either side meanwhile, the source stays as it is (but
+//! for a mark that it was exported), and the target was empty: what fails half-way is begun again on another empty one.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -26,6 +26,7 @@ use store_postgres::PostgresStore;
 use crate::admin;
 use crate::console;
 use crate::engine::{EngineArguments, PostgresEngine};
+use crate::identity;
 use crate::service::{explain_open, make_private, store_path};
 
 #[derive(Args, Debug)]
@@ -51,11 +52,20 @@ struct Copied {
 /// From the data folder to the database.
 pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
+    let data = &arguments.data;
+    ensure!(store_path(data).exists(), "{} holds no schedules: name the folder with --data", data.display());
     admin::make_schema(runtime, &engine).await?;
-    let copied =
-        on_both(runtime, &engine, arguments, async |embedded, postgres| copy(embedded, postgres, "the database").await)
-            .await?;
-    tell(copied, "start members with `reveille serve --store …`; the keys that worked still do")
+    let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
+        let copied = copy(embedded, postgres, "the database").await?;
+        // Whoever starts it again by mistake does not make the same callbacks.
+        identity::know_cluster(data, &postgres.cluster().id)?;
+        Ok(copied)
+    })
+    .await?;
+    tell(
+        copied,
+        "start members with `reveille serve --store …`; the folder's keys work there, and others that were made there do not",
+    )
 }
 
 /// From the database to the data folder.

@@ -52,6 +52,9 @@ alter table reveille.schedule set (autovacuum_vacuum_scale_factor = 0.02);
 alter table reveille.asked set (autovacuum_vacuum_scale_factor = 0.02);
 alter table reveille.run_rest set (autovacuum_vacuum_scale_factor = 0.02);
 
+-- The id of the place where the members meet, which the first of them tells.
+alter table reveille.meta add column coordination text;
+
 -- Rows that are later than their instant: retries, and what was put off. Their schedule may be over by then.
 create index due_near_late on reveille.due_near (incarnation) where position > nominal;
 create index due_far_late on reveille.due_far (incarnation) where position > nominal;

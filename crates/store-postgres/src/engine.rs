@@ -131,6 +131,18 @@ impl PostgresStore {
         &self.inner.cluster
     }
 
+    /// The id of the place where the members of this cluster meet: `id`, if none has said so before.
+    ///
+    /// # Errors
+    /// If the server cannot be reached or refuses.
+    pub async fn meet_in(&self, id: &str) -> Result<String, StoreError> {
+        // Who waits for another's update reads what that one wrote.
+        let meet = "update reveille.meta set coordination = coalesce(coordination, $1) returning coordination";
+        let rows = self.inner.readers.query(meet, &[&id]).await.map_err(store_error)?;
+        let known = rows.first().map(|row| row.get(0));
+        known.ok_or_else(|| StoreError::Damaged("reveille.meta has no row".to_owned()))
+    }
+
     /// The present term of each shard, whoever owns it.
     ///
     /// # Errors

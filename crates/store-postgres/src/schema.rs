@@ -15,6 +15,9 @@ use crate::options::Options;
 const MIGRATIONS: [&str; 2] =
     [include_str!("../migrations/0001-first.sql"), include_str!("../migrations/0002-history.sql")];
 
+/// After every migration, as the role may come later than the schema.
+const ROLES: &str = include_str!("../migrations/roles.sql");
+
 /// The version of the schema that this build reads and writes.
 pub const SCHEMA_VERSION: i32 = 2;
 const _: () = assert!(MIGRATIONS.len() == 2, "SCHEMA_VERSION counts the migrations");
@@ -33,6 +36,8 @@ pub struct Migrated {
     pub to: i32,
     /// The cluster that lives in this database: made with the schema, kept for ever.
     pub cluster: String,
+    /// There is the role for those who schedule inside their own transactions.
+    pub has_client_role: bool,
 }
 
 /// Makes the schema, or brings an older one to this build's version, in one transaction; does nothing if it is there.
@@ -70,9 +75,12 @@ async fn migrate_on(link: &Link, server: &Server) -> Result<Migrated, OpenError>
         let update = "update reveille.meta set version = $1 where version < $1";
         session.within(session.client().execute(update, &[&SCHEMA_VERSION])).await?;
     }
+    run(ROLES).await?;
     let cluster = cluster(&session).await?;
+    let roles = "select exists (select from pg_roles where rolname = 'reveille_client')";
+    let has_client_role = session.within(session.client().query_one(roles, &[])).await?.get(0);
     run("commit").await?;
-    Ok(Migrated { from, to: SCHEMA_VERSION, cluster: cluster.id })
+    Ok(Migrated { from, to: SCHEMA_VERSION, cluster: cluster.id, has_client_role })
 }
 
 /// What the database says of the cluster that lives in it.

@@ -207,7 +207,9 @@ fn what_cannot_be_a_cluster_is_refused_with_the_next_step_and_without_a_password
     assert!(said.contains("--store postgres://") && said.contains("leave out --coordination"), "{said}");
 
     let said = refusal(&mut serve(&["--store", "mysql://someone:hunter2@db/x"]));
-    assert!(said.contains("postgres://"), "{said}");
+    assert!(said.contains("postgres://") && !said.contains("hunter2"), "{said}");
+    let said = refusal(&mut serve(&["--store", "postgres://someone:hun@ter2@127.0.0.1:9/reveille"]));
+    assert!(said.contains("%40") && !said.contains("ter2"), "{said}");
 
     let nobody = "postgres://someone:hunter2@127.0.0.1:9/reveille";
     let said = refusal(&mut serve(&["--store", nobody]));
@@ -220,11 +222,22 @@ fn what_cannot_be_a_cluster_is_refused_with_the_next_step_and_without_a_password
     let home = Home::new();
     let said = refusal(home.serve("a").args(["--peer-listen", "0.0.0.0:0"]));
     assert!(said.contains("--peer-advertise"), "{said}");
+    let said = refusal(home.serve("a").args(["--peer-advertise", "10.9.9.9"]));
+    assert!(said.contains("HOST:PORT"), "{said}");
     let server = home.start("a");
+    let said = refusal(&mut home.serve("a"));
+    assert!(said.contains("another member") && said.contains("--data"), "{said}");
     assert!(server.stop().success());
     let other = Home::new();
-    let mut command = home.serve("a");
-    command.env("REVEILLE_NAME", "a");
+    let said = refusal(home.serve("b").args(["--coordination", &other.url]));
+    assert!(said.contains("meet elsewhere") && said.contains("--coordination"), "{said}");
+    let mut alone = Command::new(BINARY);
+    alone.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--data"]).arg(home.folder.path().join("a"));
+    let said = refusal(&mut alone);
+    assert!(said.contains("--store") && !home.folder.path().join("a/store").exists(), "{said}");
+    assert!(Server::start(&data).stop().success());
+    let said = refusal(&mut serve(&["--store", &home.url]));
+    assert!(said.contains("reveille export"), "{said}");
     let mut elsewhere = Command::new(BINARY);
     elsewhere.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &other.url, "--data"]);
     let said = refusal(elsewhere.arg(home.folder.path().join("a")));
@@ -333,6 +346,7 @@ fn a_row_and_its_callback_commit_together_or_not_at_all() {
 
     let hits = receiver.wait(|hits| hits.len() >= 2);
     assert!(hits.iter().any(|hit| hit.schedule == "four" && hit.at_millis < due), "it fires at once: {hits:?}");
+    server.log.wait(|line| line.contains("the id is taken").then_some(())).expect("it is told");
     server.log.wait(|line| (line.contains("broken") && line.contains("/at")).then_some(())).expect("it is told");
     std::thread::sleep(Duration::from_millis(500));
     let bodies: Vec<String> = receiver.hits().into_iter().map(|hit| hit.body).collect();

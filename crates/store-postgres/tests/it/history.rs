@@ -369,6 +369,7 @@ fn an_outcome_is_looked_up_by_its_key_among_whatever_its_day_has() {
         select pg_stat_get_tuples_returned(c.oid) seq_tup_read,
             (select sum(pg_stat_get_tuples_returned(i.indexrelid)) from pg_index i where i.indrelid = c.oid) idx_tup_read
         from pg_class c where c.relname like 'run\\_%' and c.relkind = 'r') t";
-    let read: u64 = shared().sql(name_of(&url), read).unwrap().trim().parse().unwrap();
+    let ask = || shared().sql(name_of(&url), read).unwrap().trim().parse::<u64>().unwrap();
+    let read = (0..100).map(|_| ask()).find(|read| *read >= 2_000).expect("its connections have ended");
     assert!((2_000..=4_000).contains(&read), "{read} rows were read for 2,000 that were there");
 }
