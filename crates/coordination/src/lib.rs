@@ -148,6 +148,12 @@ impl View {
         self.members.iter().filter(|member| member.owns).map(|member| member.id).collect()
     }
 
+    /// Who has claimed [`ClaimName::leader`].
+    #[must_use]
+    pub fn leader(&self) -> Option<MemberId> {
+        self.claims.get(&ClaimName::leader()).copied()
+    }
+
     /// The claims that name shards ([`ClaimName::shard`]).
     #[must_use]
     pub fn shards(&self) -> BTreeMap<ShardId, MemberId> {

@@ -54,6 +54,12 @@ impl ClaimName {
         ClaimName(format!("shard/{}", shard.0).into_boxed_str())
     }
 
+    /// "leader": of the member that does what one does for all.
+    #[must_use]
+    pub fn leader() -> Self {
+        ClaimName("leader".into())
+    }
+
     /// The shard, if this is exactly what [`ClaimName::shard`] makes of one.
     #[must_use]
     pub fn to_shard(&self) -> Option<ShardId> {

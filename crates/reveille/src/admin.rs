@@ -142,6 +142,8 @@ struct MemberStatus {
     address: String,
     build: String,
     owns: bool,
+    /// Does what one member does for all; the docs send people to its log.
+    leads: bool,
     shards: usize,
     lag_ms: u64,
 }
@@ -207,6 +209,7 @@ impl Status {
         let owners = view.shards();
         let lag = |shard: &ShardId| lags.get(shard).map_or(0, |lag| millis(*lag));
         let name = |id: &MemberId| view.member(*id).map(|member| member.name.clone());
+        let leader = view.leader();
         let members = view.members.iter().map(|member| {
             let theirs: Vec<ShardId> =
                 owners.iter().filter(|(_, owner)| **owner == member.id).map(|(shard, _)| *shard).collect();
@@ -216,6 +219,7 @@ impl Status {
                 address: member.address.clone(),
                 build: member.build.clone(),
                 owns: member.owns,
+                leads: leader == Some(member.id),
                 shards: theirs.len(),
                 lag_ms: theirs.iter().map(lag).max().unwrap_or(0),
             }
@@ -227,21 +231,24 @@ impl Status {
             lag_ms: lag(&shard),
         });
         let lag_ms = lags.values().copied().map(millis).max().unwrap_or(0);
-        Status { cluster, members: members.collect(), shards: shards.collect(), lag_ms }
+        let mut members: Vec<MemberStatus> = members.collect();
+        members.sort_by(|one, other| one.name.cmp(&other.name));
+        Status { cluster, members, shards: shards.collect(), lag_ms }
     }
 
     fn table(&self, with_shards: bool) -> String {
         let mut text = format!("cluster {}\n\n", self.cluster);
-        let mut line = |columns: [&str; 6]| {
-            let [name, address, build, owns, shards, lag] = columns;
-            let line = format!("{name:<28} {address:<22} {build:<10} {owns:<6} {shards:>6} {lag:>10}");
+        let mut line = |columns: [&str; 7]| {
+            let [name, address, build, owns, leads, shards, lag] = columns;
+            let line = format!("{name:<28} {address:<22} {build:<10} {owns:<5} {leads:<5} {shards:>6} {lag:>10}");
             writeln!(text, "{}", line.trim_end()).expect("a string takes all");
         };
-        line(["member", "peers reach it at", "build", "owns", "shards", "lag"]);
+        line(["member", "peers reach it at", "build", "owns", "leads", "shards", "lag"]);
+        let word = |is_so| if is_so { "yes" } else { "no" };
         for member in &self.members {
-            let owns = if member.owns { "yes" } else { "no" };
+            let (owns, leads) = (word(member.owns), word(member.leads));
             let (shards, lag) = (member.shards.to_string(), format!("{} ms", member.lag_ms));
-            line([&member.name, &member.address, &member.build, owns, &shards, &lag]);
+            line([&member.name, &member.address, &member.build, owns, leads, &shards, &lag]);
         }
         let unowned = self.shards.iter().filter(|shard| shard.owner.is_none()).count();
         if unowned > 0 {

@@ -69,25 +69,24 @@ impl Cluster {
     /// As far as is known here.
     pub(crate) fn leads(&self) -> bool {
         let me = self.membership.lease().map(|lease| lease.member());
-        me.is_some() && self.membership.view().borrow().claims.get(&leader()).copied() == me
+        me.is_some() && self.membership.view().borrow().leader() == me
     }
 
     /// Leads whenever nobody does, unless this member's clock is off.
     async fn lead_for_ever(&self) {
         let runtime = &self.shared.runtime;
-        let leader = leader();
         let mut next = runtime.monotonic();
         loop {
             runtime.sleep(PERIOD).await;
             if self.membership.clock_is_off() {
                 if self.leads() {
-                    let _may_fail = self.membership.release(vec![leader.clone()]).await;
+                    let _may_fail = self.membership.release(vec![ClaimName::leader()]).await;
                 }
                 continue;
             }
-            let is_vacant = !self.membership.view().borrow().claims.contains_key(&leader);
+            let is_vacant = self.membership.view().borrow().leader().is_none();
             if is_vacant && self.membership.lease().is_some() {
-                let _may_fail = self.membership.claim(vec![leader.clone()]).await;
+                let _may_fail = self.membership.claim(vec![ClaimName::leader()]).await;
             }
             if self.leads() && runtime.monotonic() >= next {
                 let now = runtime.now();
@@ -118,9 +117,10 @@ impl Cluster {
         let mut status = self.membership.status();
         let mut view = self.membership.view();
         let mut session = None;
+        let mut known = BTreeMap::new();
         loop {
             let now = status.borrow_and_update().clone();
-            view.mark_unchanged();
+            tell_who_came_and_went(&mut known, &view.borrow_and_update());
             self.turn(now, &mut session).await;
             tokio::select! {
                 biased;
@@ -266,8 +266,17 @@ impl Cluster {
     }
 }
 
-fn leader() -> ClaimName {
-    ClaimName::new("leader").expect("it is a name")
+/// To the log; `known` is by id, as a name may come again.
+fn tell_who_came_and_went(known: &mut BTreeMap<MemberId, String>, view: &View) {
+    let present: BTreeMap<MemberId, String> =
+        view.members.iter().map(|member| (member.id, member.name.clone())).collect();
+    for (_, name) in present.iter().filter(|(id, _)| !known.contains_key(*id)) {
+        tracing::info!(member = name, "a member is there");
+    }
+    for (_, name) in known.iter().filter(|(id, _)| !present.contains_key(*id)) {
+        tracing::info!(member = name, "a member is gone: it has left, or its lease has ended");
+    }
+    *known = present;
 }
 
 fn plan(view: &View) -> BTreeMap<ShardId, MemberId> {
