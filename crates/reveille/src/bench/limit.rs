@@ -2,7 +2,7 @@
 //!
 //! - *handler*: the HTTP stack alone. A POST of a schedule, answered 201 unread.
 //! - *durable handler*: the same stack, parsing the JSON and waiting until 1 KB of it is durable in our journal; no
-//!   index, no key, no checks.
+//!   index, no key, no checks. With a database, in one plain table there.
 //! - *client*: pooled HTTP/1.1 connections posting 1 KB bodies to the counting receiver, unsigned.
 //! - *database*: rows of 1 KB into a plain table; see `limit_database`.
 //!
@@ -63,11 +63,16 @@ pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Pl
             let store = store.context("which database is to be measured is not said; say it with --store")?;
             limit_database::measure(runtime, store, size.connections, size.duration).await
         }
-        Part::Handler => handler(runtime, "limit: handler", &[], size, folder).await,
+        Part::Handler => handler(runtime, "limit: handler", &[], &[], size, folder).await,
+        Part::Durable if store.is_some() => {
+            let url = store.map_or("", Url::as_str);
+            let name = "limit: durable handler, database";
+            handler(runtime, name, &["--database"], &[("REVEILLE_STORE", url)], size, folder).await
+        }
         Part::Durable => {
             let journal = folder.join("limit-journal");
             let text = journal.to_str().context("the data folder's path is not text")?;
-            let row = handler(runtime, "limit: durable handler", &["--journal", text], size, folder).await;
+            let row = handler(runtime, "limit: durable handler", &["--journal", text], &[], size, folder).await;
             std::fs::remove_dir_all(&journal).context("cannot remove the journal of the durable handler")?;
             row
         }
@@ -75,11 +80,18 @@ pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Pl
     }
 }
 
-async fn handler(runtime: &Runtime, name: &str, arguments: &[&str], size: Size, folder: &Path) -> anyhow::Result<Row> {
+async fn handler(
+    runtime: &Runtime,
+    name: &str,
+    arguments: &[&str],
+    environment: &[(&str, &str)],
+    size: Size,
+    folder: &Path,
+) -> anyhow::Result<Row> {
     const READY_MAX: Duration = Duration::from_secs(60);
     let log = folder.join("limit.log");
     let arguments: Vec<&str> = ["bench", "limit-handler"].iter().chain(arguments).copied().collect();
-    let process = Process::start(runtime, &arguments, &[], free_address()?, "/readyz", &log, READY_MAX).await?;
+    let process = Process::start(runtime, &arguments, environment, free_address()?, "/readyz", &log, READY_MAX).await?;
     let head = Head { host: process.address, key: "none.none".to_owned(), content_type: "application/json" };
     let schedules = schedules_far(runtime);
     let plan = Plan {

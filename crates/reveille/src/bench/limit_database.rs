@@ -1,5 +1,7 @@
 //! What a PostgreSQL can do at most: rows as large as schedules, in batches, into a plain table with nothing but a primary key.
 //!
+//! Also the lanes by which the bare handler writes such rows.
+//!
 //! As many rows are outstanding as the load that is compared with it has requests outstanding, over as many connections as
 //! the store writes on: batches are no larger than the load could fill.
 
@@ -8,11 +10,14 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use bytes::Bytes;
 use futures_util::future::try_join_all;
 use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Monotonic, Runtime, TaskSet};
+use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use crate::bench::limit_handler::Ticket;
 use crate::bench::message::PAYLOAD_BYTES;
 use crate::bench::report::Row;
 use crate::engine::Url;
@@ -58,6 +63,64 @@ async fn on(runtime: &Runtime, links: &[Link], batch: usize, duration: Duration)
     row.per_second = Some(per_second);
     row.count = Some(rows);
     Ok(row)
+}
+
+/// What is sent there is in the table when its ticket is. Batches gather while earlier ones are written, as in the store.
+///
+/// # Errors
+/// If the server cannot be reached or refuses.
+pub(crate) async fn lanes(
+    runtime: &Runtime,
+    tasks: &TaskSet,
+    store: &Url,
+) -> anyhow::Result<mpsc::Sender<(Bytes, Ticket)>> {
+    let server = Arc::new(Server::new(store.as_str(), postgres_client::Options::default())?);
+    let (sender, waiting) = mpsc::channel(10_000);
+    let (waiting, next) = (Arc::new(Mutex::new(waiting)), Arc::new(AtomicI64::new(0)));
+    let connections = store_postgres::Options::default().creator_connections;
+    for lane in 0..connections {
+        let link = Link::start(runtime, tasks, &server, CancellationToken::new());
+        if lane == 0 {
+            let session = link.session().await?;
+            session.within(session.client().batch_execute(MAKE)).await?;
+        }
+        let (waiting, next) = (waiting.clone(), next.clone());
+        tasks.spawn("limit-lane", async move {
+            while let Some(batch) = gather(&waiting).await {
+                if let Err(error) = insert(&link, &batch, &next).await {
+                    tracing::error!(%error, "rows of the bare handler are not written");
+                    continue;
+                }
+                for (_, ticket) in batch {
+                    // Who asked may have gone away.
+                    let _gone = ticket.send(());
+                }
+            }
+        });
+    }
+    Ok(sender)
+}
+
+async fn gather(waiting: &Mutex<mpsc::Receiver<(Bytes, Ticket)>>) -> Option<Vec<(Bytes, Ticket)>> {
+    const ROWS_MAX: usize = 1_000;
+    let mut waiting = waiting.lock().await;
+    let mut batch = vec![waiting.recv().await?];
+    while batch.len() < ROWS_MAX {
+        let Ok(row) = waiting.try_recv() else { break };
+        batch.push(row);
+    }
+    Some(batch)
+}
+
+async fn insert(link: &Link, batch: &[(Bytes, Ticket)], next: &AtomicI64) -> Result<(), Failure> {
+    let session = link.session().await?;
+    let statement = session.prepare(INSERT).await?;
+    let values: Vec<&[u8]> = batch.iter().map(|(value, _)| value.as_ref()).collect();
+    let length = i64::try_from(batch.len()).unwrap_or(i64::MAX);
+    let first = next.fetch_add(length, Ordering::Relaxed);
+    let numbers: Vec<i64> = (first..first + length).collect();
+    session.within(session.client().execute(&statement, &[&numbers, &values])).await?;
+    Ok(())
 }
 
 async fn insert_until(

@@ -16,14 +16,38 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 
-type Ticket = oneshot::Sender<()>;
+use crate::bench::limit_database;
+use crate::engine::Url;
 
-/// Serves until it is killed. With a `folder` for a journal, each POST is durable before its answer.
-pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, folder: Option<PathBuf>) -> anyhow::Result<()> {
+/// Sent once it is durable.
+pub(crate) type Ticket = oneshot::Sender<()>;
+
+/// Where a POST is durable before its answer.
+pub(crate) enum Durable {
+    Nowhere,
+    Journal(PathBuf),
+    Database(Url),
+}
+
+/// Serves until it is killed.
+pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durable) -> anyhow::Result<()> {
     let tasks = TaskSet::new(runtime);
-    let create = match folder {
-        None => post(async |_body: Bytes| StatusCode::CREATED),
-        Some(folder) => post(create_durably).with_state(open(runtime, &tasks, &folder).await?),
+    let create = match durable {
+        Durable::Nowhere => post(async |_body: Bytes| StatusCode::CREATED),
+        Durable::Journal(folder) => {
+            let journal = open(runtime, &tasks, &folder).await?;
+            post(async |State(journal): State<Journal<Ticket>>, body: Bytes| {
+                create_durably(body, async |entry, ticket| journal.append(entry, ticket).await.is_ok()).await
+            })
+            .with_state(journal)
+        }
+        Durable::Database(store) => {
+            let lanes = limit_database::lanes(runtime, &tasks, &store).await?;
+            post(async |State(lanes): State<mpsc::Sender<(Bytes, Ticket)>>, body: Bytes| {
+                create_durably(body, async |entry, ticket| lanes.send((entry, ticket)).await.is_ok()).await
+            })
+            .with_state(lanes)
+        }
     };
     let router = Router::new().route("/readyz", get(async || StatusCode::OK)).route("/v1/schedules", create);
     let listener = tokio::net::TcpListener::bind(listen).await;
@@ -73,15 +97,15 @@ struct Http<'a> {
     url: &'a str,
 }
 
-async fn create_durably(State(journal): State<Journal<Ticket>>, body: Bytes) -> StatusCode {
+async fn create_durably(body: Bytes, keep: impl AsyncFnOnce(Bytes, Ticket) -> bool) -> StatusCode {
     let Ok(parsed) = serde_json::from_slice::<Body<'_>>(&body) else { return StatusCode::BAD_REQUEST };
     if parsed.at.is_empty() || parsed.target.http.url.is_empty() {
         return StatusCode::BAD_REQUEST;
     }
     let entry = body.slice_ref(parsed.payload.get().as_bytes());
     let (ticket, durable) = oneshot::channel();
-    match journal.append(entry, ticket).await {
-        Ok(()) if durable.await.is_ok() => StatusCode::CREATED,
-        Ok(()) | Err(_) => StatusCode::SERVICE_UNAVAILABLE,
+    match keep(entry, ticket).await && durable.await.is_ok() {
+        true => StatusCode::CREATED,
+        false => StatusCode::SERVICE_UNAVAILABLE,
     }
 }

@@ -30,6 +30,7 @@ use crate::engine::Url;
 use create::Load;
 use fire::{Due, Foreign, SlowTrial, Trial};
 use limit::Part;
+use limit_handler::Durable;
 use load::Pace;
 use report::Row;
 use server::{Server, ServerArguments};
@@ -57,6 +58,11 @@ pub(crate) enum Command {
         listen: SocketAddr,
         #[arg(long)]
         journal: Option<PathBuf>,
+        /// Rows of the database instead
+        #[arg(long, requires = "store")]
+        database: bool,
+        #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
+        store: Option<Url>,
     },
     /// The child of `limit` that posts
     #[command(hide = true)]
@@ -123,7 +129,7 @@ pub(crate) struct CreateArguments {
     /// Schedules that are pending before the first run
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100_000_000))]
     preload: u64,
-    /// Measure the bare durable handler (with --store, the bare database) before and after each run, and tell the ratio
+    /// Measure the bare durable handler before and after each run, and tell the ratio; with --store the bare database, too
     #[arg(long)]
     with_limit: bool,
 }
@@ -210,7 +216,7 @@ pub(crate) struct FireArguments {
     /// The log that this receiver writes
     #[arg(long, requires = "receiver_url")]
     receiver_log: Option<PathBuf>,
-    /// Measure the bare client (with --store, the bare database) before and after each run, and tell the ratio
+    /// Measure the bare client before and after each run, and tell the ratio; with --store the bare database, too
     #[arg(long, conflicts_with = "rate")]
     with_limit: bool,
 }
@@ -243,7 +249,14 @@ pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<(
         Command::Cluster(arguments) => run_cluster(runtime, &arguments).await,
         Command::Fire(arguments) => run_fire(runtime, &arguments).await,
         Command::Pending(arguments) => run_pending(runtime, &arguments).await,
-        Command::LimitHandler { listen, journal } => limit_handler::serve(runtime, listen, journal).await,
+        Command::LimitHandler { listen, journal, database, store } => {
+            let durable = match (journal, store.filter(|_| database)) {
+                (Some(folder), _) => Durable::Journal(folder),
+                (None, Some(store)) => Durable::Database(store),
+                (None, None) => Durable::Nowhere,
+            };
+            limit_handler::serve(runtime, listen, durable).await
+        }
         Command::LimitClient { listen, target, connections } => {
             limit::serve_client(runtime, target, connections, listen).await
         }
@@ -281,7 +294,7 @@ async fn run_create(runtime: &Runtime, arguments: &CreateArguments) -> anyhow::R
         rows.push(beside.compare(runtime, row).await?);
     }
     server.stop(runtime).await?;
-    print(common, vec![(rows, beside.rows)])
+    print(common, vec![(rows, beside.all())])
 }
 
 async fn run_cluster(runtime: &Runtime, arguments: &ClusterArguments) -> anyhow::Result<()> {
@@ -353,10 +366,7 @@ async fn run_fire(runtime: &Runtime, arguments: &FireArguments) -> anyhow::Resul
         kill: arguments.kill,
         foreign: foreign.map(|(url, log)| Foreign { url, log }),
     };
-    let in_flight = match arguments.server.store {
-        Some(_) => scheduler::Options::default().in_flight_per_target,
-        None => common.connections(),
-    };
+    let in_flight = scheduler::Options::default().in_flight_per_target;
     let mut beside = Beside::new(arguments.with_limit.then_some(Part::Client), in_flight, common, &arguments.server);
     let mut rows = Vec::new();
     for _ in 0..common.runs {
@@ -365,7 +375,7 @@ async fn run_fire(runtime: &Runtime, arguments: &FireArguments) -> anyhow::Resul
         rows.push(beside.compare(runtime, row).await?);
     }
     server.stop(runtime).await?;
-    print(common, vec![(rows, beside.rows)])
+    print(common, vec![(rows, beside.all())])
 }
 
 async fn run_pending(runtime: &Runtime, arguments: &PendingArguments) -> anyhow::Result<()> {
@@ -408,16 +418,19 @@ async fn filled_server(
 struct Beside<'a> {
     part: Option<Part>,
     connections: usize,
+    /// Rows that the load keeps the database with at a time.
+    outstanding: usize,
     place: limit::Place<'a>,
     rows: Vec<Row>,
+    /// What the database alone can do, if there is one: told, and not compared with.
+    database: Vec<Row>,
 }
 
 impl<'a> Beside<'a> {
-    /// The limit is `part`, or the database if there is one.
-    fn new(part: Option<Part>, connections: usize, common: &'a Common, server: &'a ServerArguments) -> Self {
-        let part = part.map(|part| if server.store.is_some() { Part::Database } else { part });
+    fn new(part: Option<Part>, outstanding: usize, common: &'a Common, server: &'a ServerArguments) -> Self {
         let place = limit::Place { folder: &common.data, store: server.store.as_ref() };
-        Beside { part, connections, place, rows: Vec::new() }
+        let connections = common.connections();
+        Beside { part, connections, outstanding, place, rows: Vec::new(), database: Vec::new() }
     }
 
     /// Measures the limit, unless it has just been measured.
@@ -430,7 +443,15 @@ impl<'a> Beside<'a> {
         let Some(part) = self.part else { return Ok(()) };
         let size = limit::Size { connections: self.connections, duration: DURATION };
         self.rows.push(limit::measure(runtime, part, size, self.place).await?);
+        if self.place.store.is_some() {
+            let size = limit::Size { connections: self.outstanding, duration: DURATION };
+            self.database.push(limit::measure(runtime, Part::Database, size, self.place).await?);
+        }
         Ok(())
+    }
+
+    fn all(self) -> Vec<Row> {
+        [self.rows, self.database].concat()
     }
 
     /// The row with its ratio to the mean of the limits before and after it.
