@@ -25,7 +25,7 @@ use crate::history::Sweep;
 use crate::marks::Told;
 use crate::options::Options;
 use crate::partition::Partitions;
-use crate::{create, schema};
+use crate::{closed, create, schema};
 
 /// After the server refused a write for want of space, how long users' writes are not taken: then one tries again.
 const FULL_FOR: Duration = Duration::from_secs(5);
@@ -42,6 +42,7 @@ pub(crate) struct Inner {
     server: Arc<Server>,
     cluster: schema::Cluster,
     pub(crate) creations: mpsc::Sender<create::Job>,
+    pub(crate) closed: mpsc::Sender<closed::Ask>,
     /// Transactions of owners, and of creations that met what is there.
     pub(crate) owners: Exclusive,
     /// Statements that change terms; none waits behind a read.
@@ -92,10 +93,12 @@ impl PostgresStore {
         let opened = look(&keeper, &server, options.cluster.as_deref()).await;
         let (cluster, snapshot) = opened.inspect_err(|_| stop.cancel())?;
         let (creations, jobs) = mpsc::channel(options.queue_calls.max(1));
+        let (closed, asks) = mpsc::channel(options.queue_calls.max(1));
         let inner = Inner {
             runtime: runtime.clone(),
             cluster,
             creations,
+            closed,
             owners: Exclusive::start(runtime, &server, options.owner_connections, || starter.link()),
             takers: Shared::start(1, || starter.link()),
             readers: Shared::start(options.reader_connections, || starter.link()),
@@ -117,6 +120,10 @@ impl PostgresStore {
         for _ in 0..inner.options.creator_connections.max(1) {
             let lane = create::lane(inner.clone(), starter.link(), jobs.clone(), stop.clone());
             tasks.spawn("postgres creations", lane);
+        }
+        let asks = Arc::new(Mutex::new(asks));
+        for _ in 0..inner.options.reader_connections.max(1) {
+            tasks.spawn("postgres closed", closed::lane(inner.clone(), asks.clone(), stop.clone()));
         }
         Ok(PostgresStore { inner, stop })
     }
@@ -207,10 +214,7 @@ impl Store for PostgresStore {
     }
 
     fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
-        Box::pin(async move {
-            let positions = self.inner.positions(&pollers).await?;
-            Ok(positions.into_iter().map(|positions| positions.closed).collect())
-        })
+        Box::pin(self.inner.closed(pollers))
     }
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {

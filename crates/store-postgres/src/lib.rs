@@ -14,6 +14,7 @@
 //! fails with [`store::StoreError::Unavailable`], and may have taken effect; connections come back by themselves.
 
 mod arrivals;
+mod closed;
 mod codec;
 mod connections;
 mod create;
