@@ -1,7 +1,7 @@
 use super::*;
 use crate::{Coverage, Incident, assert_caught, run_seeds};
 
-const SEEDS: u64 = 10;
+const SEEDS: u64 = 20;
 
 fn holds(name: &str, kind: StoreKind) -> Coverage {
     run_seeds(name, 0..SEEDS, |sim| drop(run(sim, kind, None)))
