@@ -120,3 +120,15 @@ async fn with_client<T>(
     let done = runtime.timeout(waited, working).await;
     done.unwrap_or_else(|| Err(Failure::Silent { server: server.to_string(), waited }.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They stay as it was: what is to change goes into another.
+    #[test]
+    fn a_migration_that_databases_were_made_by_never_changes() {
+        let digests: Vec<u32> = MIGRATIONS.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
+        assert_eq!(digests, [2_183_567_014, 4_145_944_337]);
+    }
+}

@@ -127,3 +127,15 @@ async fn cluster(session: &Session) -> Result<Cluster, Failure> {
     let row = session.within(session.client().query_one(select, &[])).await?;
     Ok(Cluster { id: row.get(0), peer_secret: SecretBytes(row.get(1)) })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// They stay as it was: what is to change goes into another.
+    #[test]
+    fn a_migration_that_databases_were_made_by_never_changes() {
+        let digests: Vec<u32> = MIGRATIONS.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
+        assert_eq!(digests, [4_224_502_875, 4_031_461_419]);
+    }
+}

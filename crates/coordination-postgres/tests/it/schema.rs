@@ -1,11 +1,15 @@
 //! What is opened and what is not.
 
-use coordination::Ownership as _;
+use std::time::Duration;
+
+use coordination::{Member, MemberId, Ownership as _};
 use coordination_postgres::{OpenError, Options, PostgresCoordination, VERSION, migrate};
 use engines::postgres::{PASSWORD, shared};
 use runtime::Runtime;
 
 use crate::support::{Subjected, database, member, name_of, on_real, open};
+
+const LONG: Duration = Duration::from_secs(60);
 
 async fn refusal(runtime: &Runtime, url: &str) -> OpenError {
     PostgresCoordination::open(runtime, url, &Options::default()).await.map(drop).unwrap_err()
@@ -20,10 +24,33 @@ fn a_database_without_the_schema_is_refused_until_it_is_migrated() {
         assert!(refused.to_string().contains("reveille store migrate") && !refused.is_retryable(), "{refused}");
         migrate(&runtime, &url, &Options::default()).await.unwrap();
         let coordination = open(&runtime, &url).await;
-        coordination.join(member(1), std::time::Duration::from_secs(60)).await.unwrap();
+        coordination.join(member(1), LONG).await.unwrap();
         // Again, with a member in it.
         migrate(&runtime, &url, &Options::default()).await.unwrap();
         assert_eq!(coordination.view().await.unwrap().members, [member(1)]);
+    });
+}
+
+/// Its members go on meanwhile.
+#[test]
+fn an_older_schema_is_brought_along_with_its_members() {
+    let url = shared().create_database().unwrap();
+    let first = include_str!("../../migrations/0001.sql");
+    let version = "insert into reveille_coordination.meta (version) values (1)";
+    let before = format!("select reveille_coordination.join_as('{}', 'old', 'old:1', true, 'old', 60000)", MemberId(1));
+    for statements in [first, version, &before] {
+        shared().sql(name_of(&url), statements).unwrap();
+    }
+    on_real(async |runtime| {
+        migrate(&runtime, &url, &Options::default()).await.unwrap();
+        let (coordination, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        assert_eq!(coordination.id(), other.id());
+        coordination.renew(MemberId(1), LONG).await.unwrap();
+        for owns in [true, false] {
+            let told = Member { owns, ..member(2) };
+            coordination.join(told.clone(), LONG).await.unwrap();
+            assert_eq!(other.view().await.unwrap().members.last(), Some(&told));
+        }
     });
 }
 
