@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use domain::retry::RetryPolicy;
-use domain::{AttemptResult, HttpTarget, Incarnation, Schedule, Spec, Target, Timestamp, When};
+use domain::{AttemptResult, HttpTarget, Incarnation, Schedule, Spec, Target, TenantId, Timestamp, When};
+use store::Tenant;
+use store::tenant::SecretBytes;
 
 use crate::{Expected, Random};
 
@@ -21,6 +23,17 @@ impl Names {
 
     pub(crate) fn add(&self, incarnation: Incarnation) {
         self.0.lock().expect("no holder of this lock panics").insert(incarnation);
+    }
+}
+
+/// With so many pollers.
+pub(crate) fn tenant(pollers: u16) -> Tenant {
+    Tenant {
+        id: TenantId(1),
+        name: "simulated".to_owned(),
+        generations: vec![pollers],
+        signing_secret: SecretBytes(vec![7; 32]),
+        keys: Vec::new(),
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) struct Ask {
 impl Inner {
     pub(crate) async fn closed(&self, pollers: Vec<PollerId>) -> Result<Vec<Timestamp>, StoreError> {
         let (answer, answered) = oneshot::channel();
-        match self.closed.try_send(Ask { pollers, answer }) {
+        match self.closed_asks.try_send(Ask { pollers, answer }) {
             Ok(()) => answered.await.unwrap_or_else(|_| Err(closed())),
             Err(mpsc::error::TrySendError::Closed(_)) => Err(closed()),
             Err(mpsc::error::TrySendError::Full(_)) => {
@@ -37,13 +37,12 @@ impl Inner {
 /// Answers calls, until the store closes. One of several, so that a statement is under way while the next calls gather.
 pub(crate) async fn lane(inner: Arc<Inner>, asks: Arc<Mutex<mpsc::Receiver<Ask>>>, stop: CancellationToken) {
     loop {
-        let calls = tokio::select! {
-            biased;
-            () = stop.cancelled() => return,
-            calls = gather(&asks) => calls,
-        };
-        if calls.is_empty() {
-            return;
+        let mut calls = Vec::new();
+        let gather = async { asks.lock().await.recv_many(&mut calls, CALLS_MAX).await };
+        match stop.run_until_cancelled(gather).await {
+            // It closes, or nobody can ask any more.
+            None | Some(0) => return,
+            Some(_) => {}
         }
         let wanted: BTreeSet<PollerId> = calls.iter().flat_map(|ask| ask.pollers.iter().copied()).collect();
         let wanted: Vec<PollerId> = wanted.into_iter().collect();
@@ -60,15 +59,4 @@ pub(crate) async fn lane(inner: Arc<Inner>, asks: Arc<Mutex<mpsc::Receiver<Ask>>
             drop(answer.send(closed));
         }
     }
-}
-
-/// Those that wait; none once nobody can ask any more.
-async fn gather(asks: &Mutex<mpsc::Receiver<Ask>>) -> Vec<Ask> {
-    let mut asks = asks.lock().await;
-    let mut calls: Vec<Ask> = asks.recv().await.into_iter().collect();
-    while calls.len() < CALLS_MAX {
-        let Ok(ask) = asks.try_recv() else { break };
-        calls.push(ask);
-    }
-    calls
 }

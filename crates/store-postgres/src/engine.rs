@@ -42,7 +42,7 @@ pub(crate) struct Inner {
     server: Arc<Server>,
     cluster: schema::Cluster,
     pub(crate) creations: mpsc::Sender<create::Job>,
-    pub(crate) closed: mpsc::Sender<closed::Ask>,
+    pub(crate) closed_asks: mpsc::Sender<closed::Ask>,
     /// Transactions of owners, and of creations that met what is there.
     pub(crate) owners: Exclusive,
     /// Statements that change terms; none waits behind a read.
@@ -93,12 +93,12 @@ impl PostgresStore {
         let opened = look(&keeper, &server, options.cluster.as_deref()).await;
         let (cluster, snapshot) = opened.inspect_err(|_| stop.cancel())?;
         let (creations, jobs) = mpsc::channel(options.queue_calls.max(1));
-        let (closed, asks) = mpsc::channel(options.queue_calls.max(1));
+        let (closed_asks, asks) = mpsc::channel(options.queue_calls.max(1));
         let inner = Inner {
             runtime: runtime.clone(),
             cluster,
             creations,
-            closed,
+            closed_asks,
             owners: Exclusive::start(runtime, &server, options.owner_connections, || starter.link()),
             takers: Shared::start(1, || starter.link()),
             readers: Shared::start(options.reader_connections, || starter.link()),

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::client::conn::http1::SendRequest;
@@ -58,25 +58,22 @@ pub(crate) struct Place<'a> {
 /// One measurement of one part.
 pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Place<'_>) -> anyhow::Result<Row> {
     let Place { folder, store } = place;
-    match part {
-        Part::Database => {
-            let store = store.context("which database is to be measured is not said; say it with --store")?;
-            limit_database::measure(runtime, store, size.connections, size.duration).await
-        }
-        Part::Handler => handler(runtime, "limit: handler", &[], &[], size, folder).await,
-        Part::Durable if store.is_some() => {
-            let url = store.map_or("", Url::as_str);
+    match (part, store) {
+        (Part::Handler, _) => handler(runtime, "limit: handler", &[], &[], size, folder).await,
+        (Part::Durable, Some(store)) => {
             let name = "limit: durable handler, database";
-            handler(runtime, name, &["--database"], &[("REVEILLE_STORE", url)], size, folder).await
+            handler(runtime, name, &["--database"], &[("REVEILLE_STORE", store.as_str())], size, folder).await
         }
-        Part::Durable => {
+        (Part::Durable, None) => {
             let journal = folder.join("limit-journal");
             let text = journal.to_str().context("the data folder's path is not text")?;
             let row = handler(runtime, "limit: durable handler", &["--journal", text], &[], size, folder).await;
             std::fs::remove_dir_all(&journal).context("cannot remove the journal of the durable handler")?;
             row
         }
-        Part::Client => client(runtime, size, folder).await,
+        (Part::Client, _) => client(runtime, size, folder).await,
+        (Part::Database, Some(store)) => limit_database::measure(runtime, store, size.connections, size.duration).await,
+        (Part::Database, None) => bail!("which database is to be measured is not said; say it with --store"),
     }
 }
 

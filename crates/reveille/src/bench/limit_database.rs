@@ -27,6 +27,9 @@ const MAKE: &str = "drop table if exists reveille_bench_limit;
 const DROP: &str = "drop table reveille_bench_limit";
 const INSERT: &str = "insert into reveille_bench_limit select * from unnest($1::bigint[], $2::bytea[])";
 
+/// Of one batch of the bare handler, as in the store.
+const ROWS_MAX: usize = 1_000;
+
 /// `outstanding`: rows whose commit is waited for, at any time.
 ///
 /// # Errors
@@ -86,12 +89,15 @@ pub(crate) async fn lanes(
         }
         let (waiting, next) = (waiting.clone(), next.clone());
         tasks.spawn("limit-lane", async move {
-            while let Some(batch) = gather(&waiting).await {
-                if let Err(error) = insert(&link, &batch, &next).await {
+            let mut batch: Vec<(Bytes, Ticket)> = Vec::new();
+            while waiting.lock().await.recv_many(&mut batch, ROWS_MAX).await > 0 {
+                let values: Vec<&[u8]> = batch.iter().map(|(value, _)| value.as_ref()).collect();
+                let inserting = async { insert(&*link.session().await?, &values, &next).await };
+                if let Err(error) = inserting.await {
                     tracing::error!(%error, "rows of the bare handler are not written");
-                    continue;
+                    batch.clear();
                 }
-                for (_, ticket) in batch {
+                for (_, ticket) in batch.drain(..) {
                     // Who asked may have gone away.
                     let _gone = ticket.send(());
                 }
@@ -101,26 +107,13 @@ pub(crate) async fn lanes(
     Ok(sender)
 }
 
-async fn gather(waiting: &Mutex<mpsc::Receiver<(Bytes, Ticket)>>) -> Option<Vec<(Bytes, Ticket)>> {
-    const ROWS_MAX: usize = 1_000;
-    let mut waiting = waiting.lock().await;
-    let mut batch = vec![waiting.recv().await?];
-    while batch.len() < ROWS_MAX {
-        let Ok(row) = waiting.try_recv() else { break };
-        batch.push(row);
-    }
-    Some(batch)
-}
-
-async fn insert(link: &Link, batch: &[(Bytes, Ticket)], next: &AtomicI64) -> Result<(), Failure> {
-    let session = link.session().await?;
+/// One batch; how many rows it had.
+async fn insert(session: &Session, values: &[&[u8]], next: &AtomicI64) -> Result<u64, Failure> {
     let statement = session.prepare(INSERT).await?;
-    let values: Vec<&[u8]> = batch.iter().map(|(value, _)| value.as_ref()).collect();
-    let length = i64::try_from(batch.len()).unwrap_or(i64::MAX);
+    let length = i64::try_from(values.len()).unwrap_or(i64::MAX);
     let first = next.fetch_add(length, Ordering::Relaxed);
     let numbers: Vec<i64> = (first..first + length).collect();
-    session.within(session.client().execute(&statement, &[&numbers, &values])).await?;
-    Ok(())
+    session.within(session.client().execute(&statement, &[&numbers, &values])).await
 }
 
 async fn insert_until(
@@ -130,15 +123,11 @@ async fn insert_until(
     until: Monotonic,
     next: &AtomicI64,
 ) -> Result<u64, Failure> {
-    let statement = session.prepare(INSERT).await?;
     let value = vec![0x5a_u8; PAYLOAD_BYTES];
     let values = vec![value.as_slice(); batch];
     let mut rows = 0;
     while runtime.monotonic() < until {
-        let length = i64::try_from(batch).unwrap_or(i64::MAX);
-        let first = next.fetch_add(length, Ordering::Relaxed);
-        let numbers: Vec<i64> = (first..first + length).collect();
-        rows += session.within(session.client().execute(&statement, &[&numbers, &values])).await?;
+        rows += insert(session, &values, next).await?;
     }
     Ok(rows)
 }

@@ -7,12 +7,11 @@ use std::time::Duration;
 use coordination::Ownership;
 use coordination::membership::{self, Profile};
 use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
-use domain::{ShardId, TenantId};
+use domain::ShardId;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Options, Peering, Registry, Scheduler};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::tenant::SecretBytes;
 use store::{Store, Tenant};
 
 use super::far::{FarOwnership, FarStore};
@@ -56,13 +55,7 @@ enum State {
 }
 
 pub(super) fn tenant() -> Tenant {
-    Tenant {
-        id: TenantId(1),
-        name: "simulated".to_owned(),
-        generations: vec![8],
-        signing_secret: SecretBytes(vec![7; 32]),
-        keys: Vec::new(),
-    }
+    user::tenant(8)
 }
 
 impl Town {

@@ -5,17 +5,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::{Incarnation, TenantId};
+use domain::Incarnation;
 use runtime::{Runtime, TaskSet};
 use scheduler::{Options, Scheduler};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::tenant::SecretBytes;
 use store::{Store, Tenant};
 use store_embedded::{EmbeddedStore, IndexKind};
 
 use super::mutant::{Memory, Mutant, Mutated, Unsynced};
 use super::receiver::Receiver;
-use crate::{Handle, Ledger};
+use crate::{Handle, Ledger, user};
 
 pub(super) const MEMBER: &str = "a";
 const CAPACITY_BYTES: u64 = 64 << 20;
@@ -53,13 +52,7 @@ struct Life {
 }
 
 pub(super) fn tenant() -> Tenant {
-    Tenant {
-        id: TenantId(1),
-        name: "simulated".to_owned(),
-        generations: vec![3],
-        signing_secret: SecretBytes(vec![7; 32]),
-        keys: Vec::new(),
-    }
+    user::tenant(3)
 }
 
 impl Engine {
