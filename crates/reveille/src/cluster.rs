@@ -114,8 +114,8 @@ pub(crate) async fn open(
 ) -> anyhow::Result<Arc<PostgresStore>> {
     ensure!(
         !store_path(data).exists(),
-        "{} holds the schedules of a single process: copy them with `reveille export --data {0} --store …`, and give this \
-         member another folder with --data",
+        "{} holds the schedules of a single process: if that is not done, copy them with `reveille export --data {0} --store \
+         …`; and give this member another folder with --data",
         data.display()
     );
     let options = store_postgres::Options { cluster: identity::known_cluster(data)?, ..engine.store_options() };

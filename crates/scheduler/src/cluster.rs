@@ -93,7 +93,7 @@ impl Cluster {
                 let after = match self.shared.store.maintain(now, self.history_from(now)).await {
                     Ok(0) => HOUSEKEEPING_PERIOD,
                     Ok(dropped) => {
-                        tracing::debug!(dropped, "the store's housekeeping goes on");
+                        tracing::info!(dropped, "the store's housekeeping dropped what nobody needs any more");
                         HOUSEKEEPING_RETRY
                     }
                     Err(error) => {

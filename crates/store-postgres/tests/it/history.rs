@@ -255,6 +255,32 @@ fn nobody_waits_for_history_to_be_forgotten() {
     });
 }
 
+/// As a dump of the database does, for hours.
+#[test]
+fn a_run_whose_day_cannot_be_made_now_is_written_among_the_rest() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let owned = Owned::take(&*home.store).await;
+        let tasks = TaskSet::new(&runtime);
+        let somebody = Somebody::new(&runtime, &tasks, &url);
+        somebody.says("begin; select from reveille.run_rest").await;
+        let today = one_shot(&runtime, runtime.now());
+        owned.store.insert(vec![today.clone()]).await.unwrap();
+        let writing = Box::pin(owned.write(outcome(&today)));
+        runtime.timeout(Duration::from_secs(5), writing).await.expect("nobody waits");
+        assert_eq!(runs_in(&url, "run_rest"), "1");
+        somebody.says("rollback").await;
+        // Its day stays there, and what comes of it is found.
+        let later = one_shot(&runtime, runtime.now());
+        owned.store.insert(vec![later.clone()]).await.unwrap();
+        owned.write(outcome(&later)).await;
+        assert_eq!(runs_in(&url, "run_rest"), "2");
+        assert!(owned.has_run(&today).await && owned.has_run(&later).await);
+        home.close().await;
+    });
+}
+
 #[test]
 fn an_outcome_that_is_written_while_its_day_goes_is_not_lost() {
     let url = database();

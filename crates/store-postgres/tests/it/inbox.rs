@@ -3,7 +3,7 @@
 use domain::Incarnation;
 use engines::postgres::{Postgres, shared};
 use runtime::TaskSet;
-use store_postgres::InboxEntry;
+use store_postgres::{InboxEntry, Options, migrate};
 
 use crate::support::{Home, Somebody, database, migrated, name_of, on_real};
 
@@ -96,4 +96,21 @@ fn the_role_of_clients_may_do_this_and_nothing_else() {
         let error = says(statement).unwrap_err();
         assert!(error.to_string().contains("permission denied"), "{statement}: {error}");
     }
+}
+
+#[test]
+fn the_role_of_clients_may_come_after_the_schema() {
+    let postgres = Postgres::start().unwrap();
+    let url = postgres.create_database().unwrap();
+    let name = name_of(&url);
+    let make = format!("create role plain login password 'secret'; alter database {name} owner to plain");
+    postgres.sql("postgres", &make).unwrap();
+    let plain = format!("postgresql://plain:secret@127.0.0.1:{}/{name}", postgres.port());
+    let has_role =
+        || on_real(async |runtime| migrate(&runtime, &plain, &Options::default()).await).unwrap().has_client_role;
+    assert!(!has_role(), "who is nobody special makes no roles");
+    postgres.sql("postgres", "create role reveille_client").unwrap();
+    assert!(has_role());
+    let made = postgres.sql(name, "set role reveille_client; select reveille.schedule('default', 'a', '{}')");
+    assert_eq!(made.unwrap(), "a");
 }
