@@ -98,6 +98,7 @@ suite! { $
         a_due_row_and_an_arrival_come_with_the_schedule
         a_chosen_id_is_given_once
         of_two_inserts_of_one_id_in_a_batch_the_first_wins
+        of_calls_at_once_one_takes_a_chosen_id
         an_insert_made_again_is_told_that_it_exists
         an_ended_schedule_keeps_its_id
         a_cancelled_id_can_be_taken_again

@@ -53,8 +53,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Writes each schedule, its due row, and its arrival. The due row is durable before, or with, the schedule.
     ///
-    /// Inserts (and [`Change::Put`]) of one chosen id meet at the owner of its home shard, one at a time: an engine
-    /// need not see that two calls at once name the same. Within a call the first takes the id.
+    /// An id is given in one step, the schedule's own: of calls at once (and [`Change::Put`]), one takes it, whatever
+    /// members make them. Within a call the first takes it.
     fn insert(&self, inserts: Vec<Insert>) -> Answer<'_, Vec<Inserted>>;
 
     /// Each poller's `closed`, read after this call began.

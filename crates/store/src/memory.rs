@@ -105,14 +105,9 @@ impl MemoryStore {
         let Insert { schedule, mut due } = insert;
         Model::check_new(&schedule, &due);
         call.step().await?;
-        let naming = {
-            let mut model = self.model();
-            if let Some(known) = model.incarnation_in_the_way(&schedule) {
-                return Ok(Inserted::Exists(known));
-            }
-            model.begin_naming(&schedule)
-        };
-        let _naming = naming.map(|name| NamingGuard { data: &self.data, name });
+        if let Some(known) = self.model().incarnation_in_the_way(&schedule) {
+            return Ok(Inserted::Exists(known));
+        }
         if self.options.atomic {
             due.position = self.model().settle(schedule.poller, due.position);
         }
@@ -126,7 +121,14 @@ impl MemoryStore {
         }
         call.step().await?;
         let Schedule { poller, incarnation, .. } = *schedule;
-        self.model().write_schedule(incarnation, schedule);
+        {
+            let mut model = self.model();
+            // Another call may have taken the id since, and this one's row is left without a schedule.
+            if let Some(known) = model.incarnation_in_the_way(&schedule) {
+                return Ok(Inserted::Exists(known));
+            }
+            model.write_schedule(incarnation, schedule);
+        }
         if !arrival_first {
             call.step().await?;
             self.model().append_arrival(poller, due);
@@ -185,21 +187,6 @@ impl MemoryStore {
         let call = self.begin(access, 1).await?;
         let answer = change(&mut self.model());
         call.end(answer).await
-    }
-}
-
-/// A chosen id that a call is about to give away, on the weak engine.
-struct NamingGuard<'a> {
-    data: &'a Data,
-    name: (TenantId, ScheduleId),
-}
-
-impl Drop for NamingGuard<'_> {
-    fn drop(&mut self) {
-        // A poisoned lock has told of the broken rule already.
-        if let Ok(mut model) = self.data.model.lock() {
-            model.end_naming(&self.name);
-        }
     }
 }
 

@@ -9,9 +9,10 @@ use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::schedule::HttpTarget;
 use domain::{DueKey, Incarnation, RunState, Schedule, ScheduleId, Status, Target, TenantId, Timestamp, When};
+use futures_util::future::join;
 
 use super::Subject;
-use super::scene::{OTHER_TENANT, Scene, TENANT, id, insert_of, minute, poller};
+use super::scene::{OTHER_TENANT, Scene, TENANT, id, insert_of, minute, poller, yield_times};
 use crate::tenant::SecretBytes;
 use crate::{ApiKey, Arrival, Cursor, Health, Insert, Inserted, Mark, Role, Tenant};
 
@@ -111,6 +112,41 @@ pub(super) async fn of_two_inserts_of_one_id_in_a_batch_the_first_wins(subject: 
     assert_eq!(*winner, first.schedule.incarnation);
     assert_eq!(scene.get(TENANT, &first.schedule.id).await, Some(first.schedule));
     assert_eq!(scene.get(TENANT, &other.schedule.id).await, Some(other.schedule));
+}
+
+/// Two members may both hold themselves for the owner of an id's home shard, one of them since before it was paused.
+pub(super) async fn of_calls_at_once_one_takes_a_chosen_id(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    for round in 0..20 {
+        let name = format!("invoice-{round}");
+        let inserts = [1, 2, 3].map(|at| scene.named(&name, minute(at)));
+        let put = scene.named(&name, minute(4));
+        let owner = scene.owner(put.schedule.poller).await;
+        let insert = async |at: usize| {
+            yield_times((round + 3 * at) % 8).await;
+            scene.insert(&inserts[at]).await
+        };
+        let putting = async {
+            yield_times(round % 5).await;
+            owner.put(&put).await
+        };
+        let ((first, second), (third, (made, _, before))) =
+            join(join(insert(0), insert(1)), join(insert(2), putting)).await;
+
+        let holder = scene.get(TENANT, &put.schedule.id).await.expect("one of them took the id");
+        assert_eq!(holder, made, "a put leaves what it says, whoever took the id");
+        let mut taken = usize::from(before.is_none());
+        for (insert, answer) in inserts.iter().zip([first, second, third]) {
+            taken += usize::from(matches!(answer, Inserted::Placed(_)));
+            let told = if let Inserted::Exists(known) = answer { known } else { insert.schedule.incarnation };
+            assert_eq!(told, holder.incarnation, "each is told who has the id");
+        }
+        assert_eq!(taken, 1, "one of them took the id, and says so");
+        for loser in inserts.iter().chain([&put]).map(|insert| insert.schedule.incarnation) {
+            let loaded = scene.load(loser).await;
+            assert_eq!(loaded.is_some(), loser == holder.incarnation, "who did not take the id made nothing");
+        }
+    }
 }
 
 pub(super) async fn an_insert_made_again_is_told_that_it_exists(subject: &dyn Subject) {

@@ -33,8 +33,6 @@ pub(super) struct Model {
     names: BTreeMap<(TenantId, ScheduleId), Incarnation>,
     /// The incarnations that inserts and puts came with, those included that a put had no need of.
     used: BTreeSet<Incarnation>,
-    /// The chosen ids that calls of the weak engine are giving away.
-    naming: BTreeSet<(TenantId, ScheduleId)>,
     due: BTreeMap<PollerId, BTreeSet<DueKey>>,
     positions: BTreeMap<PollerId, Positions>,
     terms: BTreeMap<ShardId, Term>,
@@ -53,7 +51,6 @@ impl Default for Model {
             schedules: BTreeMap::new(),
             names: BTreeMap::new(),
             used: BTreeSet::new(),
-            naming: BTreeSet::new(),
             due: BTreeMap::new(),
             positions: BTreeMap::new(),
             terms: BTreeMap::new(),
@@ -94,24 +91,6 @@ impl Model {
         let known = self.find(schedule.tenant, &schedule.id)?;
         let again = self.is_used(schedule.incarnation);
         (again || known.status != Status::Cancelled).then_some(known.incarnation)
-    }
-
-    /// The name to give to [`Model::end_naming`] when the call that gives it away is over, if it is a chosen one.
-    ///
-    /// # Panics
-    /// If another call is giving the same name away.
-    pub(super) fn begin_naming(&mut self, schedule: &Schedule) -> Option<(TenantId, ScheduleId)> {
-        if schedule.id == ScheduleId::from_incarnation(schedule.incarnation) {
-            return None;
-        }
-        let name = (schedule.tenant, schedule.id.clone());
-        let alone = self.naming.insert(name.clone());
-        assert!(alone, "two calls at once give {name:?} away: they were to meet at the owner of its home shard");
-        Some(name)
-    }
-
-    pub(super) fn end_naming(&mut self, name: &(TenantId, ScheduleId)) {
-        self.naming.remove(name);
     }
 
     /// What a caller owes [`crate::Store::place`].

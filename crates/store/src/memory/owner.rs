@@ -7,7 +7,6 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, Status, Term};
 
 use super::MemoryStore;
-use super::NamingGuard;
 use super::call::Call;
 use super::model::{Model, Writer};
 use crate::{Change, Insert, OwnerWrite, StoreError, WriteRefusal, Written};
@@ -92,8 +91,6 @@ impl MemoryStore {
     async fn put(&self, call: &mut Call<'_>, owner: Owner, insert: Insert) -> Result<Written, Stop> {
         let Insert { schedule, due } = insert;
         Model::check_new(&schedule, &due);
-        let name = self.try_step(call, owner, |model| Ok(model.begin_naming(&schedule))).await?;
-        let _naming = name.map(|name| NamingGuard { data: &self.data, name });
         loop {
             // The due row carries what the schedule is going to be.
             let (seen, planned, due) = self
@@ -114,7 +111,7 @@ impl MemoryStore {
                 .await?;
             let written = self
                 .try_step(call, owner, |model| {
-                    // It may have been cancelled, ended or moved on since; no one else puts it.
+                    // It may have been cancelled, ended or moved on since, or the id taken.
                     if model.find(schedule.tenant, &schedule.id) != seen {
                         return Ok(false);
                     }

@@ -162,19 +162,6 @@ async fn keeps_the_rules<T>(call: impl Future<Output = T>) -> bool {
 }
 
 #[test]
-fn a_chosen_id_that_two_calls_give_away_at_once_is_a_broken_rule_on_the_weak_engine() {
-    let at_once = |options: MemoryOptions| {
-        on_real(async |runtime| {
-            let store = MemoryStore::new(runtime, options);
-            let of = |number| store.insert(vec![insert(number, Some("invoice-7"))]);
-            keeps_the_rules(join(of(1), of(2))).await
-        })
-    };
-    assert!(at_once(MemoryOptions::default()), "one of them has it, the other is told");
-    assert!(!at_once(MemoryOptions::weak()));
-}
-
-#[test]
 fn a_caller_that_breaks_a_rule_is_told_at_once() {
     let breaks = |what: &str, changes: &dyn Fn(&Insert) -> Vec<Change>, term: Option<Term>| {
         on_real(async |runtime| {
