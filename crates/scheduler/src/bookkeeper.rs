@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, PollerId, Term, Timestamp};
+use domain::{DueKey, Occurrence, PollerId, Term, Timestamp};
 use runtime::Runtime;
 use store::{Arrival, Change, OwnerWrite, Positions, Store, StoreError, WriteRefusal, Written};
 use tokio::sync::{mpsc, oneshot};
@@ -114,6 +114,7 @@ impl Bookkeeper {
             if !writes.is_empty() {
                 let answers = self.write(&writes).await;
                 assert_eq!(answers.len(), booked.len(), "a store answers every write");
+                self.end_resolved(&writes, &answers).await;
                 for ((booked, answer), write) in booked.iter_mut().zip(answers).zip(writes) {
                     booked.refusal = answer.err();
                     booked.row = booked.row.filter(|_| booked.refusal.is_none());
@@ -130,6 +131,23 @@ impl Bookkeeper {
             if self.events.send(Event::Booked(booked)).await.is_err() {
                 return; // The owner is gone; what is durable is durable.
             }
+        }
+    }
+
+    /// A call that failed may have booked an outcome and not what comes after it: whoever made it again is told that the
+    /// occurrence is resolved. What is left is the end of its schedule.
+    async fn end_resolved(&self, writes: &[OwnerWrite], answers: &[Result<Written, WriteRefusal>]) {
+        let is_resolved = |(write, answer): (&OwnerWrite, &Result<Written, WriteRefusal>)| match &write.change {
+            Change::Run { run, ends: true, .. } if *answer == Err(WriteRefusal::Resolved) => {
+                let Occurrence { incarnation, revision, .. } = run.occurrence;
+                Some(OwnerWrite { change: Change::End { incarnation, revision }, ..*write })
+            }
+            _ => None,
+        };
+        let ends: Vec<OwnerWrite> = writes.iter().zip(answers).filter_map(is_resolved).collect();
+        if !ends.is_empty() {
+            // Refused only if a later owner has the shard, and ends it when it comes across its row.
+            self.write(&ends).await;
         }
     }
 

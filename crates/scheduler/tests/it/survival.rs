@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{AttemptResult, RunState, When};
+use domain::{AttemptResult, RunState, ScheduleId, Status, When};
 use scheduler::Options;
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
@@ -58,7 +58,8 @@ fn a_store_that_fails_now_and_then_loses_and_doubles_nothing() {
             let runtime = sim.member("a");
             let sound = MemoryStore::new(runtime.clone(), MemoryOptions::default());
             sound.put_tenant(tenant(TENANT)).await.unwrap();
-            let options = MemoryOptions { fail_one_in: Some(4), ..MemoryOptions::default() };
+            // The weak one fails between two steps, too.
+            let options = MemoryOptions { fail_one_in: Some(4), atomic: seed % 2 == 0, latency: None };
             let house = loop {
                 // Starting may fail, too; a process would be started again.
                 let failing = sound.reopen(runtime.clone()).with_options(options.clone());
@@ -75,6 +76,9 @@ fn a_store_that_fails_now_and_then_loses_and_doubles_nothing() {
             for n in 0..30 {
                 let calls = house.calls().into_iter().filter(|call| call.id == format!("n{n}")).count();
                 assert_eq!(calls, 1, "n{n}, seed {seed}");
+                let name = (TENANT, ScheduleId::new(&format!("n{n}")).unwrap());
+                let schedule = sound.get(vec![name]).await.unwrap().pop().flatten().unwrap();
+                assert_eq!(schedule.status, Status::Ended, "n{n}, seed {seed}");
             }
         });
     }
