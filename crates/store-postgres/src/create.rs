@@ -1,26 +1,28 @@
 //! Creations and rows placed: many small calls in one transaction.
 //!
-//! A few lanes, each with a connection of its own. While one lane's transaction syncs, calls gather, and the next lane takes
-//! all of them, up to a bound. What is new goes in as a whole, by one statement; if something of it is there already, the
-//! lane takes the new rows one by one, and the caller decides about the rest under locks ([`Inner::insert_with_care`]).
+//! A few lanes, each with a connection of its own, take what has gathered. What is new goes in as a whole, by one
+//! statement; if something of it is there already, the lane takes the new rows one by one, and the caller decides about
+//! the rest under locks ([`Inner::insert_with_care`]).
 
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, PollerId};
+use domain::{DueKey, PollerId, Timestamp};
 use futures_util::future::try_join_all;
 use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Link, Session};
 use store::{Insert, Inserted, Placed, StoreError};
-use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::connections::query;
-use crate::due;
 use crate::engine::Inner;
-use crate::error::{closed, store_error};
+use crate::error::store_error;
+use crate::gather::Work as _;
+use crate::read::positions_on;
 use crate::rows::{Head, ScheduleColumns, is_made, uuid};
+use crate::{due, gather};
 
 /// How often a batch is tried that meets another, or finds that a partition is gone.
 const TRIES: usize = 5;
@@ -51,19 +53,18 @@ const CREATE_NEW: &str = "insert into reveille.schedule
         $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[])
     on conflict do nothing returning incarnation";
 
-/// A call, or a part of one.
-pub(crate) struct Job {
-    work: Work,
-    answer: oneshot::Sender<Result<Vec<bool>, StoreError>>,
-}
+/// Where each row is; `None` for what was not written because something of it is there already.
+pub(crate) type Made = Vec<Option<Placed>>;
+type Job = gather::Job<Work, Made>;
 
+/// A call, or a part of one.
 #[derive(Clone)]
-enum Work {
+pub(crate) enum Work {
     Insert(Arc<[Insert]>),
     Place(Arc<[(PollerId, DueKey)]>),
 }
 
-impl Work {
+impl gather::Work for Work {
     fn rows(&self) -> usize {
         match self {
             Work::Insert(inserts) => inserts.len(),
@@ -75,6 +76,15 @@ impl Work {
         match self {
             Work::Insert(inserts) => inserts.iter().map(|insert| insert.schedule.spec.payload.len()).sum(),
             Work::Place(_) => 0,
+        }
+    }
+}
+
+impl Work {
+    fn row(&self, at: usize) -> (PollerId, Timestamp) {
+        match self {
+            Work::Insert(inserts) => (inserts[at].schedule.poller, inserts[at].due.position),
+            Work::Place(rows) => (rows[at].0, rows[at].1.position),
         }
     }
 }
@@ -118,33 +128,21 @@ impl Inner {
         if part.iter().any(looks_made) {
             return self.insert_with_care(&part).await;
         }
-        let made = self.ask(Work::Insert(part.clone())).await?;
+        let placed = self.ask(Work::Insert(part.clone())).await?;
         let rest: Vec<Insert> =
-            part.iter().zip(&made).filter(|(_, made)| !**made).map(|(insert, _)| insert.clone()).collect();
+            part.iter().zip(&placed).filter(|(_, placed)| placed.is_none()).map(|(insert, _)| insert.clone()).collect();
         let mut rest = if rest.is_empty() { Vec::new() } else { self.insert_with_care(&rest).await? }.into_iter();
-        let answer = |(insert, made): (&Insert, bool)| match made {
-            true => Inserted::Placed(Placed { position: insert.due.position, settled: false }),
-            false => rest.next().expect("there is an answer for each that was asked again"),
-        };
-        Ok(part.iter().zip(made).map(answer).collect())
+        let mut with_care = || rest.next().expect("there is an answer for each that was asked again");
+        Ok(placed.into_iter().map(|placed| placed.map_or_else(&mut with_care, Inserted::Placed)).collect())
     }
 
     pub(crate) async fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Result<Vec<Placed>, StoreError> {
         let parts = rows.chunks(self.options.batch_rows).map(|part| self.ask(Work::Place(part.into())));
-        try_join_all(parts).await?;
-        Ok(rows.into_iter().map(|(_, key)| Placed { position: key.position, settled: false }).collect())
+        Ok(try_join_all(parts).await?.into_iter().flatten().flatten().collect())
     }
 
-    async fn ask(&self, work: Work) -> Result<Vec<bool>, StoreError> {
-        let (answer, answered) = oneshot::channel();
-        let limit = self.options.statement_timeout;
-        let queue = Box::pin(self.creations.send(Job { work, answer }));
-        match self.runtime.timeout(limit, queue).await {
-            Some(Ok(())) => {}
-            Some(Err(_)) => return Err(closed()),
-            None => return Err(StoreError::Unavailable(format!("too many creations are waiting since {limit:?}"))),
-        }
-        answered.await.unwrap_or_else(|_| Err(closed()))
+    async fn ask(&self, work: Work) -> Result<Made, StoreError> {
+        self.creations.ask(&self.runtime, self.options.statement_timeout, work).await
     }
 }
 
@@ -155,7 +153,7 @@ const ASIDE: Duration = Duration::from_secs(1);
 pub(crate) async fn lane(
     inner: Arc<Inner>,
     mut link: Link,
-    jobs: Arc<Mutex<mpsc::Receiver<Job>>>,
+    waiting: Arc<gather::Waiting<Work, Made>>,
     stop: CancellationToken,
 ) {
     loop {
@@ -165,7 +163,7 @@ pub(crate) async fn lane(
         let batch = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            batch = gather(&inner, &jobs) => batch,
+            batch = waiting.next(inner.options.batch_rows, inner.options.batch_bytes) => batch,
         };
         let Some(batch) = batch else { return };
         // Whoever asks later finds the queue closed.
@@ -173,44 +171,44 @@ pub(crate) async fn lane(
     }
 }
 
-async fn gather(inner: &Inner, jobs: &Mutex<mpsc::Receiver<Job>>) -> Option<Vec<Job>> {
-    let mut jobs = jobs.lock().await;
-    let first = jobs.recv().await?;
-    let (mut rows, mut bytes) = (first.work.rows(), first.work.bytes());
-    let mut batch = vec![first];
-    while rows < inner.options.batch_rows && bytes < inner.options.batch_bytes {
-        let Ok(job) = jobs.try_recv() else { break };
-        rows += job.work.rows();
-        bytes += job.work.bytes();
-        batch.push(job);
-    }
-    Some(batch)
-}
-
 impl Inner {
     async fn create(&self, link: &Link, batch: Vec<Job>) {
         let works: Vec<Work> = batch.iter().map(|job| job.work.clone()).collect();
-        let created = self.try_create(link, &works).await;
-        match created {
+        match self.try_create(link, &works).await {
             Ok(made) => {
-                for (job, made) in batch.into_iter().zip(made) {
-                    // Nobody may be waiting any more.
-                    drop(job.answer.send(Ok(made)));
-                }
+                let placed = self.look_at_closed(link, &works, made).await;
+                batch.into_iter().zip(placed).for_each(|(job, placed)| job.answer(Ok(placed)));
             }
             // One that the server does not take must not keep the others out.
             Err(failure) if batch.len() > 1 && is_about_a_row(&failure) => {
                 for job in batch {
-                    let alone = self.try_create(link, std::slice::from_ref(&job.work)).await;
-                    let answer = alone.map(|mut made| made.pop().unwrap_or_default());
-                    drop(job.answer.send(answer.map_err(|failure| self.told(failure))));
+                    Box::pin(self.create(link, vec![job])).await;
                 }
             }
             Err(failure) => {
                 let error = self.told(failure);
-                batch.into_iter().for_each(|job| drop(job.answer.send(Err(error.clone()))));
+                batch.into_iter().for_each(|job| job.answer(Err(error.clone())));
             }
         }
+    }
+
+    /// Where the rows are, which are durable now; those that their pollers have not closed are settled.
+    async fn look_at_closed(&self, link: &Link, works: &[Work], made: Vec<Vec<bool>>) -> Vec<Vec<Option<Placed>>> {
+        let rows = works.iter().flat_map(|work| (0..work.rows()).map(|at| work.row(at).0));
+        let pollers: Vec<PollerId> = rows.collect::<BTreeSet<_>>().into_iter().collect();
+        let read = async { positions_on(&*link.session().await?, &pollers).await };
+        // If it cannot be known, the creator asks.
+        let positions = read.await.unwrap_or_default();
+        let closed: HashMap<PollerId, Timestamp> =
+            pollers.iter().copied().zip(positions.iter().map(|it| it.closed)).collect();
+        let placed = |work: &Work, at: usize| {
+            let (poller, position) = work.row(at);
+            Placed { position, settled: closed.get(&poller).is_some_and(|closed| position > *closed) }
+        };
+        let of_work = |(work, made): (&Work, Vec<bool>)| {
+            made.into_iter().enumerate().map(|(at, made)| made.then(|| placed(work, at))).collect()
+        };
+        works.iter().zip(made).map(of_work).collect()
     }
 
     async fn try_create(&self, link: &Link, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
@@ -303,7 +301,7 @@ impl Inner {
 }
 
 /// Not about the server: slow, full, out of memory.
-fn is_about_a_row(failure: &Failure) -> bool {
+pub(crate) fn is_about_a_row(failure: &Failure) -> bool {
     let is_of_the_server = |code: &str| code.starts_with("53") || code.starts_with("XX");
     matches!(failure, Failure::Statement { code, .. } if !failure.is_retryable() && !is_of_the_server(code))
 }

@@ -15,7 +15,7 @@ use store::{
     Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
     OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::arrivals::{Cursors, Snapshot};
@@ -25,7 +25,7 @@ use crate::history::Sweep;
 use crate::marks::Told;
 use crate::options::Options;
 use crate::partition::Partitions;
-use crate::{closed, create, schema};
+use crate::{cancel, create, gather, schema, write};
 
 /// After the server refused a write for want of space, how long users' writes are not taken: then one tries again.
 const FULL_FOR: Duration = Duration::from_secs(5);
@@ -41,8 +41,9 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     server: Arc<Server>,
     cluster: schema::Cluster,
-    pub(crate) creations: mpsc::Sender<create::Job>,
-    pub(crate) closed_asks: mpsc::Sender<closed::Ask>,
+    pub(crate) creations: gather::Queue<create::Work, create::Made>,
+    pub(crate) changes: gather::Queue<write::Writes, write::Answered>,
+    pub(crate) cancels: gather::Queue<Vec<Mark>, Vec<Marked>>,
     /// Transactions of owners, and of creations that met what is there.
     pub(crate) owners: Exclusive,
     /// Statements that change terms; none waits behind a read.
@@ -92,13 +93,15 @@ impl PostgresStore {
         let keeper = starter.link();
         let opened = look(&keeper, &server, options.cluster.as_deref()).await;
         let (cluster, snapshot) = opened.inspect_err(|_| stop.cancel())?;
-        let (creations, jobs) = mpsc::channel(options.queue_calls.max(1));
-        let (closed_asks, asks) = mpsc::channel(options.queue_calls.max(1));
+        let (creations, to_create) = gather::queue(options.queue_calls);
+        let (changes, to_change) = gather::queue(options.queue_calls);
+        let (cancels, to_cancel) = gather::queue(options.queue_calls);
         let inner = Inner {
             runtime: runtime.clone(),
             cluster,
             creations,
-            closed_asks,
+            changes,
+            cancels,
             owners: Exclusive::start(runtime, &server, options.owner_connections, || starter.link()),
             takers: Shared::start(1, || starter.link()),
             readers: Shared::start(options.reader_connections, || starter.link()),
@@ -116,15 +119,14 @@ impl PostgresStore {
         };
         inner.readers.connected().await.inspect_err(|_| stop.cancel())?;
         let inner = Arc::new(inner);
-        let jobs = Arc::new(Mutex::new(jobs));
         for _ in 0..inner.options.creator_connections.max(1) {
-            let lane = create::lane(inner.clone(), starter.link(), jobs.clone(), stop.clone());
+            let lane = create::lane(inner.clone(), starter.link(), to_create.clone(), stop.clone());
             tasks.spawn("postgres creations", lane);
         }
-        let asks = Arc::new(Mutex::new(asks));
-        for _ in 0..inner.options.reader_connections.max(1) {
-            tasks.spawn("postgres closed", closed::lane(inner.clone(), asks.clone(), stop.clone()));
+        for _ in 0..inner.options.owner_connections.max(1) {
+            tasks.spawn("postgres changes", write::lane(inner.clone(), to_change.clone(), stop.clone()));
         }
+        tasks.spawn("postgres cancels", cancel::lane(inner.clone(), to_cancel, stop.clone()));
         Ok(PostgresStore { inner, stop })
     }
 
@@ -214,7 +216,7 @@ impl Store for PostgresStore {
     }
 
     fn closed(&self, pollers: Vec<PollerId>) -> Answer<'_, Vec<Timestamp>> {
-        Box::pin(self.inner.closed(pollers))
+        Box::pin(async move { Ok(self.inner.positions(&pollers).await?.into_iter().map(|it| it.closed).collect()) })
     }
 
     fn place(&self, rows: Vec<(PollerId, DueKey)>) -> Answer<'_, Vec<Placed>> {

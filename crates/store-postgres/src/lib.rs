@@ -4,8 +4,8 @@
 //! of its own rows; what an owner writes goes in under the row of its shard, locked FOR SHARE, and its term. So of a write
 //! and a take at once one waits for the other, and nothing of an older term takes effect once a newer one was answered.
 //!
-//! Row write and look at `closed` are two transactions on purpose ([`store::Placed::settled`] is false), and marks are told to
-//! the owner. Due rows and runs are partitioned by time, and dropped by the partition ([`store::Store::maintain`]).
+//! Row write and look at `closed` are two transactions on purpose: a row that is behind is left to its creator
+//! ([`store::Placed::settled`]). A mark cancels by itself. Due rows and runs are partitioned by time, and dropped by the partition ([`store::Store::maintain`]).
 //!
 //! What this does not do: it elects nobody (that is `coordination`), keeps no cache of rows, and never reads a clock for a
 //! decision but for where a row is kept, and what is history.
@@ -14,13 +14,14 @@
 //! fails with [`store::StoreError::Unavailable`], and may have taken effect; connections come back by themselves.
 
 mod arrivals;
-mod closed;
+mod cancel;
 mod codec;
 mod connections;
 mod create;
 mod due;
 mod engine;
 mod error;
+mod gather;
 mod history;
 mod inbox;
 mod marks;

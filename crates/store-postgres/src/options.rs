@@ -13,7 +13,7 @@ pub struct Options {
     /// The longest statement. Default 10 s; too short fails large batches, too long lets a call hang on a server that is
     /// gone.
     pub statement_timeout: Duration,
-    /// Connections that write creations, each with one transaction under way. Default 3; more sync more often, fewer leave
+    /// Connections that write creations, each with one transaction under way. Default 2; more sync more often, fewer leave
     /// the server idle while one transaction syncs.
     pub creator_connections: usize,
     /// Connections for the transactions of owners. Default 3.
@@ -35,7 +35,7 @@ impl Default for Options {
             password: None,
             connect_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(10),
-            creator_connections: 3,
+            creator_connections: 2,
             owner_connections: 3,
             reader_connections: 2,
             batch_rows: 1_000,

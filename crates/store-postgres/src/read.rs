@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use domain::occurrence::Run;
-use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Status, TenantId, Timestamp};
-use store::{Mark, Marked, Positions, StoreError, Tenant};
+use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, TenantId, Timestamp};
+use postgres_client::tokio_postgres::Row;
+use postgres_client::{Failure, Session};
+use store::{Positions, StoreError, Tenant};
 use uuid::Uuid;
 
 use crate::codec;
+use crate::connections::query;
 use crate::engine::Inner;
 use crate::error::store_error;
-use crate::rows::{
-    OccurrenceColumns, limit_number, poller_number, poller_of, run_key_of, run_of, schedule_of, shard_number, uuid,
-};
+use crate::rows::{OccurrenceColumns, limit_number, poller_number, poller_of, run_key_of, run_of, schedule_of, uuid};
 
 const LOAD: &str =
     "select incarnation, tenant, poller, id, is_current, revision, status, created_at, next, updated_at, spec
@@ -41,11 +42,27 @@ const DEAD_LETTERS: &str = "select tenant, incarnation, nominal, version, state,
 const TENANTS: &str = "select tenant, value from reveille.tenant order by tenant";
 const PUT_TENANT: &str = "insert into reveille.tenant (tenant, value) values ($1, $2)
     on conflict (tenant) do update set value = excluded.value";
-const INSERT_MARKS: &str = "insert into reveille.mark (shard, incarnation)
-    select shard, incarnation from unnest($1::smallint[], $2::uuid[]) as m (shard, incarnation)";
 
 /// Before every occurrence there is.
 const FIRST: (Uuid, i64, i64) = (Uuid::nil(), i64::MIN, i64::MIN);
+
+/// As [`Inner::positions`], on a connection of the caller's.
+pub(crate) async fn positions_on(session: &Session, pollers: &[PollerId]) -> Result<Vec<Positions>, Failure> {
+    Ok(positions_of(pollers, &query(session, POSITIONS, &[&numbers_of(pollers)]).await?))
+}
+
+fn numbers_of(pollers: &[PollerId]) -> Vec<i64> {
+    pollers.iter().copied().map(poller_number).collect()
+}
+
+fn positions_of(pollers: &[PollerId], rows: &[Row]) -> Vec<Positions> {
+    let instant = |millis: i64| Timestamp::from_millis(millis);
+    let found: HashMap<PollerId, Positions> = rows
+        .iter()
+        .map(|row| (poller_of(row.get(0)), Positions { closed: instant(row.get(1)), done: instant(row.get(2)) }))
+        .collect();
+    pollers.iter().map(|poller| found.get(poller).copied().unwrap_or_default()).collect()
+}
 
 impl Inner {
     pub(crate) async fn load(&self, incarnations: Vec<Incarnation>) -> Result<Vec<Option<Arc<Schedule>>>, StoreError> {
@@ -89,14 +106,8 @@ impl Inner {
         if pollers.is_empty() {
             return Ok(Vec::new());
         }
-        let numbers: Vec<i64> = pollers.iter().copied().map(poller_number).collect();
-        let rows = self.readers.query(POSITIONS, &[&numbers]).await.map_err(store_error)?;
-        let instant = |millis: i64| Timestamp::from_millis(millis);
-        let found: HashMap<PollerId, Positions> = rows
-            .iter()
-            .map(|row| (poller_of(row.get(0)), Positions { closed: instant(row.get(1)), done: instant(row.get(2)) }))
-            .collect();
-        Ok(pollers.iter().map(|poller| found.get(poller).copied().unwrap_or_default()).collect())
+        let rows = self.readers.query(POSITIONS, &[&numbers_of(pollers)]).await.map_err(store_error)?;
+        Ok(positions_of(pollers, &rows))
     }
 
     pub(crate) async fn find_runs(&self, occurrences: &[Occurrence]) -> Result<Vec<Option<Run>>, StoreError> {
@@ -140,7 +151,7 @@ impl Inner {
 
     pub(crate) async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
         let rows = self.readers.query(TENANTS, &[]).await.map_err(store_error)?;
-        let tenant = |row: &postgres_client::tokio_postgres::Row| {
+        let tenant = |row: &Row| {
             let id = u32::try_from(row.get::<_, i64>(0));
             let id = TenantId(id.map_err(|_| StoreError::Damaged("a tenant has no readable number".to_owned()))?);
             Ok(codec::take_tenant(id, row.get(1))?)
@@ -152,25 +163,6 @@ impl Inner {
         assert!(!tenant.generations.is_empty(), "a tenant has pollers");
         let parameters = &[&i64::from(tenant.id.0) as _, &codec::put_tenant(tenant) as _];
         self.readers.query(PUT_TENANT, parameters).await.map(drop).map_err(|failure| self.told(failure))
-    }
-
-    /// Appends a mark for each schedule that is there to be cancelled.
-    pub(crate) async fn mark(&self, marks: Vec<Mark>) -> Result<Vec<Marked>, StoreError> {
-        let names: Vec<(TenantId, ScheduleId)> = marks.into_iter().map(|mark| (mark.tenant, mark.id)).collect();
-        let found = self.get(&names).await?;
-        let is_over = |before: &Option<Arc<Schedule>>| {
-            before.as_ref().is_none_or(|schedule| schedule.status == Status::Cancelled)
-        };
-        let answers: Vec<Marked> =
-            found.into_iter().map(|before| Marked { applied: is_over(&before), before }).collect();
-        let open = answers.iter().filter(|answer| !answer.applied).filter_map(|answer| answer.before.as_ref());
-        let (shards, incarnations): (Vec<i16>, Vec<Uuid>) =
-            open.map(|schedule| (shard_number(schedule.poller), uuid(schedule.incarnation))).unzip();
-        if !shards.is_empty() {
-            let inserted = self.readers.query(INSERT_MARKS, &[&shards, &incarnations]).await;
-            inserted.map_err(|failure| self.told(failure))?;
-        }
-        Ok(answers)
     }
 }
 

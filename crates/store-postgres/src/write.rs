@@ -4,6 +4,7 @@
 //! other. A batch is not a transaction to its caller: long ones are cut into several.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use domain::{Incarnation, Occurrence, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt as _};
@@ -12,9 +13,11 @@ use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::tokio_postgres::{self, Row, Statement};
 use postgres_client::{Failure, Session};
 use store::{Change, Insert, Inserted, OwnerWrite, StoreError, WriteRefusal, Written};
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::connections::Held;
+use crate::create::is_about_a_row;
 use crate::engine::Inner;
 use crate::error::store_error;
 use crate::partition::Partition;
@@ -22,7 +25,7 @@ use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{
     HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
 };
-use crate::{codec, due};
+use crate::{codec, due, gather};
 
 /// How often a transaction is tried that meets another, or finds that a partition is gone.
 const TRIES: usize = 5;
@@ -87,20 +90,34 @@ fn lock_schedules() -> &'static str {
 enum Stop {
     /// Another may succeed.
     Again(Failure),
-    Failed(StoreError),
+    Failed(Failed),
+}
+
+/// A transaction came to nothing.
+struct Failed {
+    error: StoreError,
+    /// A batch without the row that it is about may succeed.
+    is_about_a_row: bool,
+}
+
+impl From<Failure> for Failed {
+    fn from(failure: Failure) -> Self {
+        Failed { is_about_a_row: is_about_a_row(&failure), error: store_error(failure) }
+    }
 }
 
 impl From<Failure> for Stop {
     fn from(failure: Failure) -> Self {
         // A name that was free when it was looked at; a partition that was dropped.
         let is_stale = failure.code().is_some_and(|code| matches!(code.code(), "23505" | "23514"));
-        if is_stale || failure.is_conflict() { Stop::Again(failure) } else { Stop::Failed(store_error(failure)) }
+        if is_stale || failure.is_conflict() { Stop::Again(failure) } else { Stop::Failed(failure.into()) }
     }
 }
 
+/// A row cannot be read.
 impl From<StoreError> for Stop {
     fn from(error: StoreError) -> Self {
-        Stop::Failed(error)
+        Stop::Failed(Failed { error, is_about_a_row: true })
     }
 }
 
@@ -146,31 +163,75 @@ impl Batch<'_> {
     }
 }
 
+/// What an owner asks for, and what became of each.
+pub(crate) type Writes = Vec<OwnerWrite>;
+pub(crate) type Answered = Vec<Result<Written, WriteRefusal>>;
+
+impl gather::Work for Writes {
+    fn rows(&self) -> usize {
+        self.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.iter().map(payload_of).sum()
+    }
+}
+
+fn payload_of(write: &OwnerWrite) -> usize {
+    match &write.change {
+        Change::Put(insert) => insert.schedule.spec.payload.len(),
+        _ => 0,
+    }
+}
+
+/// Makes the transactions of owners, until the store closes. One of several.
+pub(crate) async fn lane(inner: Arc<Inner>, waiting: Arc<gather::Waiting<Writes, Answered>>, stop: CancellationToken) {
+    let next = || waiting.next(ITEMS_MAX, inner.options.batch_bytes);
+    while let Some(Some(calls)) = stop.run_until_cancelled(next()).await {
+        inner.write_calls(calls).await;
+    }
+}
+
 impl Inner {
-    pub(crate) async fn write(
-        &self,
-        writes: Vec<OwnerWrite>,
-    ) -> Result<Vec<Result<Written, WriteRefusal>>, StoreError> {
+    pub(crate) async fn write(&self, writes: Writes) -> Result<Answered, StoreError> {
         let mut answers = Vec::with_capacity(writes.len());
-        let mut rest = writes.as_slice();
+        let mut rest = writes;
         while !rest.is_empty() {
-            let (part, later) = rest.split_at(self.part_of(rest));
-            match self.transact(&Batch::Writes(part)).await? {
-                Answers::Writes(of_part) => answers.extend(of_part),
-                Answers::Inserts(_) => unreachable!("writes are answered as such"),
-            }
+            let later = rest.split_off(self.part_of(&rest));
+            answers.extend(self.changes.ask(&self.runtime, self.options.statement_timeout, rest).await?);
             rest = later;
         }
         Ok(answers)
+    }
+
+    /// All in one transaction; if the server does not take it for a row's sake, each call in one of its own.
+    async fn write_calls(&self, mut calls: Vec<gather::Job<Writes, Answered>>) {
+        let counts: Vec<usize> = calls.iter().map(|call| call.work.len()).collect();
+        let writes: Writes = calls.iter_mut().flat_map(|call| std::mem::take(&mut call.work)).collect();
+        match self.transact(&Batch::Writes(&writes)).await {
+            Ok(Answers::Writes(answers)) => {
+                let mut answers = answers.into_iter();
+                for (call, count) in calls.into_iter().zip(counts) {
+                    call.answer(Ok(answers.by_ref().take(count).collect()));
+                }
+            }
+            Ok(Answers::Inserts(_)) => unreachable!("writes are answered as such"),
+            Err(Failed { is_about_a_row: true, .. }) if calls.len() > 1 => {
+                let mut writes = writes.into_iter();
+                for (mut call, count) in calls.into_iter().zip(counts) {
+                    call.work = writes.by_ref().take(count).collect();
+                    Box::pin(self.write_calls(vec![call])).await;
+                }
+            }
+            Err(Failed { error, .. }) => calls.into_iter().for_each(|call| call.answer(Err(error.clone()))),
+        }
     }
 
     /// How many of `writes` go into one transaction.
     fn part_of(&self, writes: &[OwnerWrite]) -> usize {
         let mut bytes = 0;
         let fits = |write: &&OwnerWrite| {
-            if let Change::Put(insert) = &write.change {
-                bytes += insert.schedule.spec.payload.len();
-            }
+            bytes += payload_of(write);
             bytes <= self.options.batch_bytes
         };
         writes.iter().take(ITEMS_MAX).take_while(fits).count().max(1)
@@ -178,17 +239,18 @@ impl Inner {
 
     /// Creations that met what is there, decided one by one in their order.
     pub(crate) async fn insert_with_care(&self, inserts: &[Insert]) -> Result<Vec<Inserted>, StoreError> {
-        match self.transact(&Batch::Inserts(inserts)).await? {
-            Answers::Inserts(answers) => Ok(answers),
-            Answers::Writes(_) => unreachable!("inserts are answered as such"),
+        match self.transact(&Batch::Inserts(inserts)).await {
+            Ok(Answers::Inserts(answers)) => Ok(answers),
+            Ok(Answers::Writes(_)) => unreachable!("inserts are answered as such"),
+            Err(Failed { error, .. }) => Err(error),
         }
     }
 
-    async fn transact(&self, batch: &Batch<'_>) -> Result<Answers, StoreError> {
+    async fn transact(&self, batch: &Batch<'_>) -> Result<Answers, Failed> {
         self.make_days(batch).await;
         let mut tries_left = TRIES;
         loop {
-            let mut held = self.owners.hold().await.map_err(store_error)?;
+            let mut held = self.owners.hold().await?;
             held.begins();
             let tried = self.try_transact(&held, batch).await;
             tries_left -= 1;
@@ -199,19 +261,19 @@ impl Inner {
                 }
                 Err(Stop::Again(failure)) if tries_left > 0 => {
                     tracing::debug!(%failure, "a transaction is tried again");
-                    held.rollback().await.map_err(store_error)?;
+                    held.rollback().await?;
                     self.partitions.forget();
                 }
                 Err(Stop::Again(failure)) => {
-                    held.rollback().await.map_err(store_error)?;
-                    return Err(self.told(failure));
+                    held.rollback().await?;
+                    return Err(Failed { is_about_a_row: false, error: self.told(failure) });
                 }
-                Err(Stop::Failed(error)) => {
+                Err(Stop::Failed(failed)) => {
                     // A connection that cannot roll back is given up by its holder's drop.
                     if held.rollback().await.is_err() {
                         tracing::debug!("a connection is given up with its transaction");
                     }
-                    return Err(error);
+                    return Err(failed);
                 }
             }
         }
@@ -290,7 +352,7 @@ async fn read(session: &Session, needs: Needs) -> Result<Plan, Stop> {
             reason: "an id was taken meanwhile".to_owned(),
         }));
     }
-    plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::Failed)
+    plan_of(&term_rows, &schedule_rows, &names_now, &run_rows, &asked_rows).map_err(Stop::from)
 }
 
 /// Sent when it is first polled.

@@ -34,9 +34,10 @@ use crate::{
 /// How a [`MemoryStore`] behaves within what the port allows.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemoryOptions {
-    /// Each item in one step, `closed` settled and marks applied by the engine. Default true; false is the weakest
-    /// engine that the port allows.
+    /// Each item in one step, `closed` settled by the engine. Default true.
     pub atomic: bool,
+    /// Marks cancel by themselves. Default true.
+    pub applies_marks: bool,
     /// How long a call takes before its effect and again after it, and a weak engine's steps. Default none.
     pub latency: Option<RangeInclusive<Duration>>,
     /// One call in so many fails: before its effect, after it, or (weak) between two of its steps. Default never.
@@ -45,7 +46,7 @@ pub struct MemoryOptions {
 
 impl Default for MemoryOptions {
     fn default() -> Self {
-        MemoryOptions { atomic: true, latency: None, fail_one_in: None }
+        MemoryOptions { atomic: true, applies_marks: true, latency: None, fail_one_in: None }
     }
 }
 
@@ -53,7 +54,7 @@ impl MemoryOptions {
     /// The weakest engine that the port allows.
     #[must_use]
     pub fn weak() -> Self {
-        MemoryOptions { atomic: false, ..MemoryOptions::default() }
+        MemoryOptions { atomic: false, applies_marks: false, ..MemoryOptions::default() }
     }
 }
 
@@ -162,13 +163,13 @@ impl MemoryStore {
         let Some(schedule) = before.as_ref().filter(|schedule| schedule.status != Status::Cancelled) else {
             return Ok(Marked { before, applied: true });
         };
-        if self.options.atomic {
+        if self.options.applies_marks {
             self.model().cancel(schedule.incarnation);
         } else {
             call.step().await?;
             self.model().append_mark(schedule.poller.shard(), schedule.incarnation);
         }
-        Ok(Marked { before, applied: self.options.atomic })
+        Ok(Marked { before, applied: self.options.applies_marks })
     }
 
     /// Looks each of `names` up, each at a moment of its own on the weak engine.

@@ -59,7 +59,7 @@ fn a_store_that_fails_now_and_then_loses_and_doubles_nothing() {
             let sound = MemoryStore::new(runtime.clone(), MemoryOptions::default());
             sound.put_tenant(tenant(TENANT)).await.unwrap();
             // The weak one fails between two steps, too.
-            let options = MemoryOptions { fail_one_in: Some(4), atomic: seed % 2 == 0, latency: None };
+            let options = MemoryOptions { fail_one_in: Some(4), atomic: seed % 2 == 0, ..MemoryOptions::default() };
             let house = loop {
                 // Starting may fail, too; a process would be started again.
                 let failing = sound.reopen(runtime.clone()).with_options(options.clone());

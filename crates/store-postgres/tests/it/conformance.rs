@@ -66,8 +66,9 @@ proptest! {
     fn the_model_agrees(operations in differential::operations(30)) {
         let url = database();
         on_real(async |runtime| {
-            // Marks and `closed` are left to the owner and the creator, as here.
-            let model = MemoryStore::new(runtime.clone(), MemoryOptions::weak());
+            // A row that is behind `closed` is left to its creator, as here.
+            let options = MemoryOptions { applies_marks: true, ..MemoryOptions::weak() };
+            let model = MemoryStore::new(runtime.clone(), options);
             let subject = InDatabase::new(runtime, url);
             differential::compare(&subject, &model, &operations).await;
             subject.end().await;

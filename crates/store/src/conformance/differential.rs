@@ -19,7 +19,7 @@ use proptest::prelude::*;
 
 use super::Subject;
 use super::scene::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
-use crate::{Change, Cursor, DueBound, DueRead, Insert, Mark, OwnerWrite, Positions, Store, Written};
+use crate::{Change, Cursor, DueBound, DueRead, Insert, Inserted, Mark, OwnerWrite, Placed, Positions, Store, Written};
 
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
 
@@ -172,10 +172,16 @@ struct Drive {
 impl Drive {
     async fn insert(&mut self, engine: &dyn Store, model: &dyn Store, news: &[New], context: &str) {
         let inserts: Vec<Insert> = news.iter().map(|new| self.resolve_new(new)).collect();
-        let answers = (engine.insert(inserts.clone()).await, model.insert(inserts.clone()).await);
-        same(&answers.0, &answers.1, context);
-        for (insert, answer) in inserts.iter().zip(answers.1.expect("the model does not fail")) {
-            if let crate::Inserted::Placed(placed) = answer {
+        let mut ours = engine.insert(inserts.clone()).await.expect("the engine takes inserts");
+        let models = model.insert(inserts.clone()).await.expect("the model does not fail");
+        for ((insert, ours), models) in inserts.iter().zip(&mut ours).zip(&models) {
+            if let (Inserted::Placed(ours), Inserted::Placed(models)) = (ours, models) {
+                self.allow_settled(insert.schedule.poller, ours, models);
+            }
+        }
+        same(&ours, &models, context);
+        for (insert, answer) in inserts.iter().zip(models) {
+            if let Inserted::Placed(placed) = answer {
                 let row = DueKey { position: placed.position, ..insert.due };
                 self.arrivals.insert((insert.schedule.poller, row));
             }
@@ -188,10 +194,22 @@ impl Drive {
             let Some(schedule) = self.schedule(model, *choice).await else { continue };
             placed.push((schedule.poller, row_of(&schedule, schedule.revision, *at)));
         }
-        let answers = (engine.place(placed.clone()).await, model.place(placed.clone()).await);
-        same(&answers.0, &answers.1, context);
-        for ((poller, key), placed) in placed.into_iter().zip(answers.1.expect("the model does not fail")) {
+        let mut ours = engine.place(placed.clone()).await.expect("the engine takes rows");
+        let models = model.place(placed.clone()).await.expect("the model does not fail");
+        for (((poller, _), ours), models) in placed.iter().zip(&mut ours).zip(&models) {
+            self.allow_settled(*poller, ours, models);
+        }
+        same(&ours, &models, context);
+        for ((poller, key), placed) in placed.into_iter().zip(models) {
             self.arrivals.insert((poller, DueKey { position: placed.position, ..key }));
+        }
+    }
+
+    /// An engine may settle what its model leaves to the creator: a row that is ahead, and stays where it is.
+    fn allow_settled(&self, poller: PollerId, ours: &mut Placed, models: &Placed) {
+        let closed = self.positions.get(&poller).copied().unwrap_or_default().closed;
+        if ours.settled && ours.position == models.position && ours.position > closed {
+            ours.settled = models.settled;
         }
     }
 

@@ -1,0 +1,110 @@
+//! Cancellations by any member: those that gather go in one statement, under the locks of their own schedules alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use domain::{Incarnation, Schedule, ScheduleId, Status, TenantId};
+use postgres_client::Failure;
+use store::{Mark, Marked, StoreError};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::connections::query;
+use crate::engine::Inner;
+use crate::gather;
+use crate::rows::{status_number, uuid};
+
+/// The most of one statement.
+const NAMES_MAX: usize = 1_000;
+/// How often a statement is tried that meets another.
+const TRIES: usize = 5;
+
+/// As [`store::Change::Cancel`] does.
+const CANCEL: &str = "with held as (
+        select incarnation from reveille.schedule where incarnation = any($1::uuid[]) and status <> $2
+        order by incarnation for no key update
+    )
+    update reveille.schedule s set status = $2, revision = s.revision + 1, next = null, ended_at = $3
+    from held where s.incarnation = held.incarnation";
+
+impl gather::Work for Vec<Mark> {
+    fn rows(&self) -> usize {
+        self.len()
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+}
+
+/// Cancels, until the store closes.
+pub(crate) async fn lane(
+    inner: Arc<Inner>,
+    waiting: Arc<gather::Waiting<Vec<Mark>, Vec<Marked>>>,
+    stop: CancellationToken,
+) {
+    while let Some(Some(calls)) = stop.run_until_cancelled(waiting.next(NAMES_MAX, usize::MAX)).await {
+        let names: Vec<(TenantId, ScheduleId)> =
+            calls.iter().flat_map(|call| &call.work).map(|mark| (mark.tenant, mark.id.clone())).collect();
+        match inner.cancel(&names).await {
+            Ok(marked) => {
+                let mut marked = marked.into_iter();
+                for call in calls {
+                    let count = call.work.len();
+                    call.answer(Ok(marked.by_ref().take(count).collect()));
+                }
+            }
+            Err(error) => calls.into_iter().for_each(|call| call.answer(Err(error.clone()))),
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) async fn mark(&self, marks: Vec<Mark>) -> Result<Vec<Marked>, StoreError> {
+        self.cancels.ask(&self.runtime, self.options.statement_timeout, marks).await
+    }
+
+    async fn cancel(&self, names: &[(TenantId, ScheduleId)]) -> Result<Vec<Marked>, StoreError> {
+        let found = self.get(names).await?;
+        let open = found.iter().flatten().filter(|schedule| schedule.status != Status::Cancelled);
+        let open: BTreeSet<Uuid> = open.map(|schedule| uuid(schedule.incarnation)).collect();
+        if !open.is_empty() {
+            self.write_cancelled(open.into_iter().collect()).await.map_err(|failure| self.told(failure))?;
+        }
+        // Whoever comes second in a batch finds what the first has left.
+        let mut cancelled: BTreeMap<Incarnation, Arc<Schedule>> = BTreeMap::new();
+        let mut before = |schedule: Arc<Schedule>| {
+            let left = || {
+                let mut left = Schedule::clone(&schedule);
+                if left.status != Status::Cancelled {
+                    left.status = Status::Cancelled;
+                    left.revision.0 += 1;
+                    left.next = None;
+                }
+                Arc::new(left)
+            };
+            match cancelled.get(&schedule.incarnation) {
+                Some(known) => known.clone(),
+                None => {
+                    cancelled.insert(schedule.incarnation, left());
+                    schedule
+                }
+            }
+        };
+        Ok(found.into_iter().map(|found| Marked { before: found.map(&mut before), applied: true }).collect())
+    }
+
+    async fn write_cancelled(&self, incarnations: Vec<Uuid>) -> Result<(), Failure> {
+        let mut tries_left = TRIES;
+        loop {
+            let held = self.owners.hold().await?;
+            let (cancelled, now) = (status_number(Status::Cancelled), self.runtime.now().as_millis());
+            let tried = query(held.session(), CANCEL, &[&incarnations, &cancelled, &now]).await;
+            tries_left -= 1;
+            match tried {
+                Err(failure) if failure.is_conflict() && tries_left > 0 => {}
+                tried => return tried.map(|_| ()),
+            }
+        }
+    }
+}
