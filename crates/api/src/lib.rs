@@ -10,6 +10,7 @@ mod batch;
 mod problem;
 mod run;
 mod schedule;
+mod tenant;
 mod time;
 
 pub use batch::BatchLine;
@@ -18,6 +19,10 @@ pub use run::{Attempt, CancelResult, Cancelled, Redriven, Run, RunPage, RunState
 pub use schedule::{
     HttpTarget, Retry, RetryRequest, Schedule, ScheduleRequest, ScheduleState, ScheduleSummary, Target, TargetRequest,
     TargetRequestHttp,
+};
+pub use tenant::{
+    AuditEntry, AuditPage, Key, KeyList, KeyMade, KeyRequest, Role, SigningSecret, SigningSecretList,
+    SigningSecretMade, Tenant, TenantList, TenantMade, TenantRequest,
 };
 pub use time::Time;
 

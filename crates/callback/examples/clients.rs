@@ -28,7 +28,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Deliver, Delivery};
-use store::{Tenant, tenant::SecretBytes};
+use store::{SigningSecret, Tenant};
 use tokio::net::{TcpListener, TcpStream};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -249,13 +249,7 @@ impl Callback {
     fn new(runtime: &Runtime, address: SocketAddr) -> Result<Self, Failure> {
         let now = runtime.now();
         let id = ScheduleId::from_incarnation(Incarnation::new(now, 7));
-        let tenant = Tenant {
-            id: TenantId(1),
-            name: "default".to_owned(),
-            generations: vec![1],
-            signing_secret: SecretBytes(vec![7; 32]),
-            keys: Vec::new(),
-        };
+        let tenant = Tenant::new(TenantId(1), "default", 1, SigningSecret::first(vec![7; 32], now));
         let target = HttpTarget {
             url: format!("http://{address}/hook"),
             method: "POST".to_owned(),

@@ -1,6 +1,7 @@
 //! The headers that tell a receiver which run this is, and that it came from us.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
@@ -9,10 +10,10 @@ use http::Method;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use scheduler::Delivery;
 use sha2::{Digest, Sha256};
-use store::Tenant;
+use store::{SigningSecret, Tenant};
 
 use crate::cache::Cache;
-use crate::sign::Signer;
+use crate::sign::{SIGNATURE_LEN, Signer};
 use crate::target::Prepared;
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
@@ -32,8 +33,14 @@ const OWN_HEADERS: usize = 12;
 /// Tenants whose signers stay while they are in use; at most twice as many are kept.
 const SIGNERS_KEPT: usize = 1_024;
 
+/// Of a tenant that has these secrets.
+struct Signers {
+    of: Vec<SigningSecret>,
+    signers: Vec<Signer>,
+}
+
 pub(crate) struct Stamper {
-    signers: Cache<(Vec<u8>, Signer)>,
+    signers: Cache<Signers>,
     /// Span ids are the values of a mixing function over a counter that starts at a random place: they need to be
     /// different, not secret.
     span: AtomicU64,
@@ -66,7 +73,14 @@ impl Stamper {
         let Delivery { tenant, schedule, occurrence, attempt, term, started_at, deadline: _ } = delivery;
         let run_id = occurrence.run_id();
         let timestamp_s = started_at.as_millis().div_euclid(1000);
-        let signature = self.signer(tenant).1.sign(run_id.as_str(), timestamp_s, &schedule.spec.payload);
+        let signers = self.signers(tenant);
+        let mut signatures = Vec::with_capacity(signers.signers.len() * (SIGNATURE_LEN + 1));
+        for signer in &signers.signers {
+            if !signatures.is_empty() {
+                signatures.push(b' ');
+            }
+            signatures.extend(signer.sign(run_id.as_str(), timestamp_s, &schedule.spec.payload));
+        }
         let lateness_ms = started_at.as_millis().saturating_sub(occurrence.nominal.as_millis()).max(0);
 
         let mut values = Values(BytesMut::with_capacity(512));
@@ -74,7 +88,7 @@ impl Stamper {
         headers.insert(RUN_ID, id.clone());
         headers.insert(WEBHOOK_ID, id);
         headers.insert(WEBHOOK_TIMESTAMP, values.number(timestamp_s));
-        headers.insert(WEBHOOK_SIGNATURE, values.bytes(&signature));
+        headers.insert(WEBHOOK_SIGNATURE, values.bytes(&signatures));
         headers.insert(SCHEDULE_ID, values.text(schedule.id.as_str()));
         headers.insert(ATTEMPT, values.number(*attempt));
         headers.insert(SCHEDULED_AT, values.bytes(&rfc3339(occurrence.nominal)));
@@ -83,11 +97,12 @@ impl Stamper {
         headers.insert(TRACEPARENT, values.bytes(&traceparent(trace_id(&run_id), self.span_id())));
     }
 
-    fn signer(&self, tenant: &Tenant) -> std::sync::Arc<(Vec<u8>, Signer)> {
-        let secret = &tenant.signing_secret.0;
-        let make = || Ok::<_, Infallible>((secret.clone(), Signer::new(secret)));
-        match self.signers.get(tenant.id, |(of, _)| of == secret, make) {
-            Ok(signer) => signer,
+    fn signers(&self, tenant: &Tenant) -> Arc<Signers> {
+        let of = &tenant.signing_secrets;
+        let signers = || of.iter().map(|secret| Signer::new(&secret.secret.0)).collect();
+        let make = || Ok::<_, Infallible>(Signers { of: of.clone(), signers: signers() });
+        match self.signers.get(tenant.id, |known| known.of == *of, make) {
+            Ok(signers) => signers,
         }
     }
 

@@ -74,10 +74,14 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
     make_schema(runtime, &engine).await?;
     with_store(runtime, &engine, async |store| {
         let data = &arguments.data;
-        if store.tenants().await.context("cannot read the tenants")?.is_empty() {
-            service::make_private(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
-            let pollers = scheduler::Options::default().pollers;
-            identity::make_first_tenant(runtime, store, data, pollers).await?;
+        service::make_private(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
+        let pollers = scheduler::Options::default().pollers;
+        let made = identity::make_first(runtime, store, data, pollers).await?;
+        if made.operator {
+            let key = identity::operator_key_path(data);
+            console::line(&format!("made an operator's key, which makes tenants: it is in {}", key.display()))?;
+        }
+        if made.tenant {
             let key = identity::admin_key_path(data);
             console::line(&format!("made the tenant `default`; its key is in {}", key.display()))?;
         }

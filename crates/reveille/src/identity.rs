@@ -1,4 +1,5 @@
-//! Who may use a new Reveille: the first tenant, its admin key and the secret that signs its callbacks.
+//! Who may use a new Reveille: the first operator's key, and the first tenant with its admin key and the secret that signs its
+//! callbacks.
 //!
 //! Always true here: a secret is written to a file that only its owner can read, and never to a log or a terminal; the
 //! store keeps of the key only its hash.
@@ -9,17 +10,18 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use base64::Engine;
-use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use domain::TenantId;
 use runtime::Runtime;
-use sha2::{Digest, Sha256};
-use store::tenant::SecretBytes;
-use store::{ApiKey, Role, Store, Tenant};
+use store::{Audit, Role, Store, Tenant};
 
 /// The admin key of the first tenant, as `id.secret`: what goes after `Bearer`.
 pub(crate) fn admin_key_path(data: &Path) -> PathBuf {
     data.join("admin.key")
+}
+
+/// The first operator's key, as [`admin_key_path`].
+pub(crate) fn operator_key_path(data: &Path) -> PathBuf {
+    data.join("operator.key")
 }
 
 /// The secret that signs the first tenant's callbacks, as `whsec_` and base64 (Standard Webhooks 1.0.0).
@@ -68,44 +70,76 @@ pub(crate) fn lock_member(data: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// Makes the tenant `default` if the store has no tenant yet. Whether it did.
+/// What a start made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Made {
+    /// The first operator's key.
+    pub(crate) operator: bool,
+    /// The tenant `default`.
+    pub(crate) tenant: bool,
+}
+
+/// Makes the first operator's key, and the tenant `default`, if the store has none yet.
 ///
 /// # Errors
 /// If the store or the folder cannot be written.
-pub(crate) async fn make_first_tenant(
+pub(crate) async fn make_first(
     runtime: &Runtime,
     store: &dyn Store,
     data: &Path,
     pollers: u16,
-) -> anyhow::Result<bool> {
-    if !store.tenants().await.context("cannot read the tenants")?.is_empty() {
-        return Ok(false);
-    }
-    let id = format!("k{}", URL_SAFE_NO_PAD.encode(random::<9>(runtime)).replace(['-', '_'], "0"));
-    let secret = URL_SAFE_NO_PAD.encode(random::<32>(runtime));
-    let signing = random::<32>(runtime);
-    // The files come first: a tenant whose key was lost in a crash would be nobody's; a key without a tenant is
-    // replaced by the next start.
-    write_secret(&admin_key_path(data), &format!("{id}.{secret}\n"))?;
-    write_secret(&signing_secret_path(data), &format!("whsec_{}\n", STANDARD.encode(signing)))?;
-    let key = ApiKey { id, secret_sha256: Sha256::digest(secret.as_bytes()).into(), role: Role::Admin };
-    let tenant = Tenant {
-        id: TenantId(1),
-        name: "default".to_owned(),
-        generations: vec![pollers],
-        signing_secret: SecretBytes(signing.to_vec()),
-        keys: vec![key],
-    };
-    store.put_tenant(tenant).await.context("cannot make the tenant `default`")?;
-    Ok(true)
+) -> anyhow::Result<Made> {
+    let known = store.tenants().await.context("cannot read the tenants")?;
+    let has_operator = known.iter().any(|tenant| tenant.id == Tenant::OPERATOR);
+    let has_tenant = known.iter().any(|tenant| tenant.id != Tenant::OPERATOR);
+    Ok(Made {
+        operator: !has_operator && make_operator(runtime, store, data).await?,
+        tenant: !has_tenant && make_tenant(runtime, store, data, pollers).await?,
+    })
 }
 
-fn random<const LENGTH: usize>(runtime: &Runtime) -> [u8; LENGTH] {
-    let mut bytes = [0; LENGTH];
-    for chunk in bytes.chunks_mut(8) {
-        chunk.copy_from_slice(&runtime.random().to_le_bytes()[..chunk.len()]);
+async fn make_operator(runtime: &Runtime, store: &dyn Store, data: &Path) -> anyhow::Result<bool> {
+    let (key, bearer) = server::new_key(runtime, Role::Operator, "first", None);
+    let operators = Tenant {
+        id: Tenant::OPERATOR,
+        name: "operator".to_owned(),
+        version: 1,
+        generations: Vec::new(),
+        signing_secrets: Vec::new(),
+        keys: vec![key],
+    };
+    make(runtime, store, operators, &[(operator_key_path(data), bearer)]).await
+}
+
+async fn make_tenant(runtime: &Runtime, store: &dyn Store, data: &Path, pollers: u16) -> anyhow::Result<bool> {
+    let (key, bearer) = server::new_key(runtime, Role::Admin, "first", None);
+    let secret = server::new_signing_secret(runtime);
+    let text = server::signing_secret_text(&secret);
+    let tenant = Tenant { keys: vec![key], ..Tenant::new(TenantId(1), "default", pollers, secret) };
+    make(runtime, store, tenant, &[(admin_key_path(data), bearer), (signing_secret_path(data), text)]).await
+}
+
+/// Whether nobody else has made this tenant meanwhile.
+async fn make(
+    runtime: &Runtime,
+    store: &dyn Store,
+    tenant: Tenant,
+    files: &[(PathBuf, String)],
+) -> anyhow::Result<bool> {
+    // The files come first: a tenant whose key was lost in a crash would be nobody's; a key without a tenant is
+    // replaced by the next start.
+    for (path, text) in files {
+        write_secret(path, &format!("{text}\n"))?;
     }
-    bytes
+    let name = tenant.name.clone();
+    let entry = Audit::of(&tenant, runtime.now(), "reveille", "tenant.create", &name);
+    let put = store.put_tenant(tenant, entry).await.with_context(|| format!("cannot make the tenant `{name}`"))?;
+    if put.is_err() {
+        for (path, _) in files {
+            fs::remove_file(path).with_context(|| format!("cannot remove {}, which is of no use", path.display()))?;
+        }
+    }
+    Ok(put.is_ok())
 }
 
 fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
@@ -129,25 +163,34 @@ fn write_durably(path: &Path, text: &str) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use sha2::{Digest, Sha256};
+
     use super::*;
 
     #[test]
-    fn the_first_start_makes_a_tenant_whose_key_is_in_a_file_for_its_owner_only() {
+    fn the_first_start_makes_keys_that_only_their_owner_can_read() {
         let data = tempfile::tempdir().unwrap();
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let runtime = Runtime::real();
             let store = store::memory::MemoryStore::new(runtime.clone(), store::memory::MemoryOptions::default());
-            assert!(make_first_tenant(&runtime, &store, data.path(), 8).await.unwrap());
-            let key_file = admin_key_path(data.path());
-            assert_eq!(fs::metadata(&key_file).unwrap().permissions().mode() & 0o777, 0o600);
-            let text = fs::read_to_string(&key_file).unwrap();
-            let (id, secret) = text.trim().split_once('.').unwrap();
-            let tenant = store.tenants().await.unwrap().remove(0);
-            assert_eq!(tenant.keys[0].id, id);
-            assert_eq!(tenant.keys[0].secret_sha256, <[u8; 32]>::from(Sha256::digest(secret)));
-            assert!(!make_first_tenant(&runtime, &store, data.path(), 8).await.unwrap(), "only once");
-            assert_eq!(fs::read_to_string(&key_file).unwrap(), text, "the key stays");
+            let made = make_first(&runtime, &store, data.path(), 8).await.unwrap();
+            assert_eq!(made, Made { operator: true, tenant: true });
+            let tenants = store.tenants().await.unwrap();
+            let mut texts = Vec::new();
+            for (tenant, path) in tenants.iter().zip([operator_key_path(data.path()), admin_key_path(data.path())]) {
+                assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+                let text = fs::read_to_string(&path).unwrap();
+                let (id, secret) = text.trim().split_once('.').unwrap();
+                assert_eq!(tenant.keys[0].id, id);
+                assert_eq!(tenant.keys[0].secret_sha256, <[u8; 32]>::from(Sha256::digest(secret)));
+                texts.push((path, text));
+            }
+            let made = make_first(&runtime, &store, data.path(), 8).await.unwrap();
+            assert_eq!(made, Made { operator: false, tenant: false }, "only once");
+            for (path, text) in texts {
+                assert_eq!(fs::read_to_string(path).unwrap(), text, "the key stays");
+            }
         });
     }
 }

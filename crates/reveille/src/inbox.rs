@@ -73,7 +73,8 @@ impl Mover {
         if count == 0 {
             return Ok(0);
         }
-        let tenants: Vec<Arc<Tenant>> = self.store.tenants().await?.into_iter().map(Arc::new).collect();
+        let tenants = self.store.tenants().await?.into_iter();
+        let tenants: Vec<Arc<Tenant>> = tenants.filter(|tenant| tenant.id != Tenant::OPERATOR).map(Arc::new).collect();
         let mut done = Vec::with_capacity(count);
         let mut creates: Vec<(i64, Create)> = Vec::new();
         for entry in entries {

@@ -92,11 +92,11 @@ impl Service {
         let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store.clone()).await;
         let store = Arc::new(opened.map_err(|error| explain_open(error, data))?);
         let front = async {
-            let is_new = identity::make_first_tenant(runtime, &*store, data, options.scheduler.pollers).await?;
+            let made = identity::make_first(runtime, &*store, data, options.scheduler.pollers).await?;
             let deliver = Arc::new(deliver(runtime, options)?);
             let started = Scheduler::start(runtime, store.clone(), deliver, options.scheduler.clone()).await;
             let scheduler = started.context("cannot take over the schedules")?;
-            Ok((is_new, bind(runtime, &scheduler, options).await?, scheduler))
+            Ok((made.tenant, bind(runtime, &scheduler, options).await?, scheduler))
         };
         match front.await {
             Ok((is_new, server, scheduler)) => {

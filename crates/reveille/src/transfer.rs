@@ -2,7 +2,7 @@
 //!
 //! What goes along: tenants with their keys and secrets, every schedule with something due (its id, incarnation and
 //! revision, so that run ids stay), retries that are due, dead letters, and these schedules' runs. What does not: schedules
-//! that have ended and left no dead letter. Nothing is running on either side meanwhile, the source stays as it is (but
+//! that have ended and left no dead letter, and tenants' audit logs, which begin anew. Nothing is running on either side meanwhile, the source stays as it is (but
 //! for a mark that it was exported), and the target was empty: what fails half-way is begun again on another empty one.
 
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ use domain::{
     DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ShardId, Status, TenantId, Term, Timestamp, decide,
 };
 use runtime::{Runtime, TaskSet};
-use store::{Change, DueBound, DueRead, Insert, OwnerWrite, Store, Tenant};
+use store::{Audit, Change, DueBound, DueRead, Insert, OwnerWrite, Store, Tenant};
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
@@ -56,7 +56,7 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     ensure!(store_path(data).exists(), "{} holds no schedules: name the folder with --data", data.display());
     admin::make_schema(runtime, &engine).await?;
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
-        let copied = copy(embedded, postgres, "the database").await?;
+        let copied = copy(runtime, embedded, postgres, "the database").await?;
         // Whoever starts it again by mistake does not make the same callbacks.
         identity::know_cluster(data, &postgres.cluster().id)?;
         Ok(copied)
@@ -72,7 +72,7 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
 pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
-        copy(postgres, embedded, "the data folder").await
+        copy(runtime, postgres, embedded, "the data folder").await
     })
     .await?;
     tell(copied, "start the server with `reveille serve --data …`; the keys that worked still do")
@@ -118,20 +118,27 @@ fn pollers_of(tenants: &[Tenant]) -> Vec<PollerId> {
     tenants.iter().flat_map(of).collect()
 }
 
-async fn copy(from: &dyn Store, to: &dyn Store, target: &str) -> anyhow::Result<Copied> {
+async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str) -> anyhow::Result<Copied> {
     let tenants = from.tenants().await.context("cannot read the tenants")?;
     ensure!(!tenants.is_empty(), "there is nothing to copy: the source has no tenant");
     ensure_empty(to, target).await?;
     let terms = to.take((0..SHARDS).map(ShardId).collect()).await.context("cannot take the target's shards")?;
+    let replaced = to.tenants().await.context("cannot read the target's tenants")?;
     for tenant in &tenants {
-        to.put_tenant(tenant.clone()).await.context("cannot write a tenant")?;
+        let mut tenant = tenant.clone();
+        if let Some(replaced) = replaced.iter().find(|replaced| replaced.id == tenant.id) {
+            tenant.version = replaced.version + 1;
+        }
+        let entry = Audit::of(&tenant, runtime.now(), "reveille", "tenant.import", "");
+        let put = to.put_tenant(tenant, entry).await.context("cannot write a tenant")?;
+        put.map_err(|_| anyhow::anyhow!("somebody else makes tenants in {target}; import into a store of its own"))?;
     }
     let mut dead = BTreeSet::new();
     for tenant in &tenants {
         dead_letters_of(from, tenant.id, &mut dead).await?;
     }
     let mut copier = Copier { from, to, terms, dead, known: BTreeSet::new(), copied: Copied::default() };
-    copier.copied.tenants = tenants.len();
+    copier.copied.tenants = tenants.iter().filter(|tenant| tenant.id != Tenant::OPERATOR).count();
     for poller in pollers_of(&tenants) {
         copier.due_of(poller).await?;
     }

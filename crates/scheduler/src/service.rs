@@ -9,10 +9,11 @@ use domain::occurrence::Run;
 use domain::{Incarnation, Occurrence, Schedule, ScheduleId, ShardId, Spec, TenantId, Timestamp};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
-use store::{ApiKey, Health, Store, StoreError, Tenant};
+use store::{ApiKey, Audit, Health, Outdated, Store, StoreError, Tenant};
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
+use crate::bookkeeper::count_store_error;
 use crate::changes::Changes;
 use crate::cluster::Cluster;
 use crate::deliver::Deliver;
@@ -22,7 +23,7 @@ use crate::owner::Gained;
 use crate::peers::{Ask, Peers, Reply};
 use crate::route::Router;
 use crate::shared::Shared;
-use crate::supervisor::{supervise, take};
+use crate::supervisor::{refresh_tenants, supervise, take};
 
 /// A request for a new schedule; its spec has been checked.
 #[derive(Clone, Debug)]
@@ -217,6 +218,44 @@ impl Scheduler {
     #[must_use]
     pub fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, ApiKey)> {
         self.shared.tenants.key(key_id)
+    }
+
+    /// The tenant of this name, as this member knows it.
+    #[must_use]
+    pub fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
+        self.shared.tenants.named(name)
+    }
+
+    /// All tenants, as the store has them now.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
+        self.shared.store.tenants().await
+    }
+
+    /// Makes or changes a tenant, as [`Store::put_tenant`]. This member knows of it at once, the others some
+    /// seconds later.
+    ///
+    /// # Errors
+    /// If the store fails; then it is not known whether it took effect.
+    pub async fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Result<Result<(), Outdated>, StoreError> {
+        let put = self.shared.store.put_tenant(tenant, entry).await?;
+        if put.is_ok()
+            && let Err(error) = refresh_tenants(&self.shared).await
+        {
+            // It is tried again in a moment anyway.
+            count_store_error(&self.shared.metrics, "tenants", &error);
+        }
+        Ok(put)
+    }
+
+    /// A tenant's audit log, as [`Store::audit`].
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
+        self.shared.store.audit(tenant, after, limit).await
     }
 
     #[must_use]

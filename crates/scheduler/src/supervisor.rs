@@ -20,6 +20,7 @@ use crate::bookkeeper::{Bookkeeper, ToBook, count_store_error};
 use crate::owner::{Context, Event, Gained, Owner};
 use crate::shards::NotOwned;
 use crate::shared::{OwnerHandle, Shared};
+use crate::tenants::pollers_of;
 use crate::window::Tenure;
 
 /// Bounds of the queues between the owner and its tasks; what fills them is bounded by the attempts in flight.
@@ -240,15 +241,16 @@ async fn watch_tenants(shared: Arc<Shared>) {
 /// If the store fails.
 pub(crate) async fn refresh_tenants(shared: &Shared) -> Result<(), StoreError> {
     let _moving = shared.moving.lock().await;
+    let tenants = shared.store.tenants().await?;
     let before: BTreeSet<PollerId> = shared.tenants.pollers().into_iter().collect();
-    if !shared.tenants.replace(shared.store.tenants().await?) {
-        return Ok(());
-    }
-    let new = shared.tenants.pollers().into_iter().filter(|poller| !before.contains(poller));
+    let new = tenants.iter().flat_map(pollers_of).filter(|poller| !before.contains(poller));
     let owned = new.filter(|poller| shared.shards.tenure(poller.shard()).is_some()).collect();
     let tenure = |shard| shared.shards.tenure(shard).expect("shards move only under the lock that is held");
+    // Before they are known: if this fails, they are new the next time, too.
     let pollers = with_positions(shared, owned, tenure).await?;
-    give(shared, Gained { pollers, ..Gained::default() }).await;
+    if shared.tenants.replace(tenants) {
+        give(shared, Gained { pollers, ..Gained::default() }).await;
+    }
     Ok(())
 }
 

@@ -38,6 +38,10 @@ impl Tenants {
         self.known().by_id.get(&id).cloned()
     }
 
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Tenant>> {
+        self.known().by_id.values().find(|tenant| tenant.name == name).cloned()
+    }
+
     /// The tenant and key that `key_id` names.
     pub(crate) fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, ApiKey)> {
         self.known().by_key.get(key_id).cloned()
@@ -53,7 +57,8 @@ impl Tenants {
     }
 }
 
-fn pollers_of(tenant: &Tenant) -> impl Iterator<Item = PollerId> + '_ {
+/// Of all its generations.
+pub(crate) fn pollers_of(tenant: &Tenant) -> impl Iterator<Item = PollerId> + '_ {
     let id = tenant.id;
     (0..).zip(&tenant.generations).flat_map(move |(generation, pollers)| {
         (0..*pollers).map(move |number| PollerId { tenant: id, generation, number })

@@ -17,8 +17,7 @@ use scheduler::{Deliver, Delivered, Delivery, Scheduler};
 use server::{Options, Server};
 use sha2::{Digest, Sha256};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::tenant::SecretBytes;
-use store::{ApiKey, Role, Store, Tenant};
+use store::{ApiKey, Audit, SigningSecret, Store, Tenant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -63,15 +62,11 @@ async fn serve_bare(runtime: &Runtime) -> SocketAddr {
 
 async fn serve_full(runtime: &Runtime) -> SocketAddr {
     let store = Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()));
-    let key = ApiKey { id: "key".to_owned(), secret_sha256: Sha256::digest(b"secret").into(), role: Role::Admin };
-    let tenant = Tenant {
-        id: TenantId(1),
-        name: "default".to_owned(),
-        generations: vec![64],
-        signing_secret: SecretBytes(vec![7; 32]),
-        keys: vec![key],
-    };
-    store.put_tenant(tenant).await.expect("memory takes it");
+    let key = ApiKey::admin("key", Sha256::digest(b"secret").into(), runtime.now());
+    let mut tenant = Tenant::new(TenantId(1), "default", 64, SigningSecret::first(vec![7; 32], runtime.now()));
+    tenant.keys.push(key);
+    let entry = Audit::of(&tenant, runtime.now(), "example", "tenant.create", "");
+    store.put_tenant(tenant, entry).await.expect("memory takes it").expect("it is new");
     let scheduler = Scheduler::start(runtime, store, Arc::new(Nowhere), scheduler::Options::default());
     let scheduler = scheduler.await.expect("memory does not fail");
     let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Options::default() };

@@ -5,14 +5,47 @@ use std::sync::Arc;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
-use store::Tenant;
+use store::{ApiKey, Role, Tenant};
 use subtle::ConstantTimeEq;
 
 use crate::refusal::{Kind, Refused, refuse};
 use crate::shared::Shared;
 
-/// The tenant whose key this request carries.
-pub(crate) fn authenticate(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Tenant>, Refused> {
+/// Whose key a request carries.
+pub(crate) struct Caller {
+    pub(crate) tenant: Arc<Tenant>,
+    pub(crate) key: ApiKey,
+}
+
+/// The tenant whose key this request carries, which may do what `needs` may with the tenant's schedules.
+pub(crate) fn authenticate(shared: &Shared, headers: &HeaderMap, needs: Role) -> Result<Arc<Tenant>, Refused> {
+    let Caller { tenant, key } = caller(shared, headers)?;
+    if key.role == Role::Operator {
+        return Err(refuse(Kind::RoleForbidden, "an operator has no schedules; use a key of the tenant that has"));
+    }
+    check_role(&key, needs)?;
+    Ok(tenant)
+}
+
+pub(crate) fn check_role(key: &ApiKey, needs: Role) -> Result<(), Refused> {
+    if key.role >= needs {
+        return Ok(());
+    }
+    let (has, needs) = (role_name(key.role), role_name(needs));
+    Err(refuse(Kind::RoleForbidden, format!("this is a {has}'s key; the request needs a {needs}'s")))
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Reader => "reader",
+        Role::Writer => "writer",
+        Role::Admin => "tenant admin",
+        Role::Operator => "service operator",
+    }
+}
+
+/// Whoever sends this request.
+pub(crate) fn caller(shared: &Shared, headers: &HeaderMap) -> Result<Caller, Refused> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(missing());
@@ -21,7 +54,15 @@ pub(crate) fn authenticate(shared: &Shared, headers: &HeaderMap) -> Result<Arc<T
     // The digests have one length and are compared in constant time; a key's id is no secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
     match shared.scheduler.key(key_id) {
-        Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => Ok(tenant),
+        Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => {
+            if key.expires_at.is_some_and(|end| end <= shared.runtime.now()) {
+                return Err(refuse(
+                    Kind::InvalidCredentials,
+                    "the key has expired; have the tenant's admin make another",
+                ));
+            }
+            Ok(Caller { tenant, key })
+        }
         _ => Err(refuse(Kind::InvalidCredentials, "the key is wrong, or was revoked")),
     }
 }

@@ -11,6 +11,7 @@ mod answer;
 mod auth;
 mod body;
 mod connection;
+mod credentials;
 mod listener;
 mod metrics;
 mod options;
@@ -19,5 +20,6 @@ mod routes;
 mod shared;
 
 pub use body::read_spec;
+pub use credentials::{new_key, new_signing_secret, signing_secret_text};
 pub use listener::{BindError, Server};
 pub use options::Options;

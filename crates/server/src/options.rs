@@ -12,6 +12,8 @@ pub struct Options {
     pub listen: SocketAddr,
     /// Users' requests are answered. Default true; false leaves /healthz, /readyz and /metrics.
     pub answers_users: bool,
+    /// The pollers of a tenant that is made; see [`scheduler::Options::pollers`].
+    pub tenant_pollers: u16,
     /// What a schedule may ask for.
     pub limits: Limits,
     /// The bytes of one request's body, and of one line of a batch. Default 256 KiB; it must hold a payload of the
@@ -44,6 +46,7 @@ impl Default for Options {
         Options {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
             answers_users: true,
+            tenant_pollers: scheduler::Options::default().pollers,
             limits: Limits::default(),
             body_bytes_max: 256 * 1024,
             head_bytes_max: 16 * 1024,

@@ -4,6 +4,7 @@ mod batch;
 mod operations;
 mod runs;
 mod schedules;
+mod tenants;
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, Response};
-use axum::routing::{any, get, post};
+use axum::routing::{any, delete, get, post};
 
 use crate::metrics::Route;
 use crate::refusal::{Kind, Refused, refuse};
@@ -21,6 +22,8 @@ use crate::shared::Shared;
 
 type App = State<Arc<Shared>>;
 type Id = Result<Path<String>, PathRejection>;
+/// A tenant's name, and the id of something of it.
+type IdOfTenant = Result<Path<(String, String)>, PathRejection>;
 
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
     let router = match shared.options.answers_users {
@@ -44,6 +47,55 @@ fn for_users() -> Router<Arc<Shared>> {
         .route("/v1/schedules/{id}/runs", get(schedule_runs))
         .route("/v1/runs", get(runs))
         .route("/v1/runs/{id}/redrive", post(redrive))
+        .route("/v1/tenants", get(tenants).post(create_tenant))
+        .route("/v1/tenants/{tenant}", get(tenant))
+        .route("/v1/tenants/{tenant}/keys", get(keys).post(create_key))
+        .route("/v1/tenants/{tenant}/keys/{id}", delete(revoke_key))
+        .route("/v1/tenants/{tenant}/signing-secrets", get(secrets).post(create_secret))
+        .route("/v1/tenants/{tenant}/signing-secrets/{id}", delete(delete_secret))
+        .route("/v1/tenants/{tenant}/audit", get(audit))
+}
+
+async fn create_tenant(State(shared): App, request: Request) -> Response<Body> {
+    shared.answer(Route::CreateTenant, tenants::create(&shared, request)).await
+}
+
+async fn tenants(State(shared): App, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Tenants, tenants::list(&shared, &headers)).await
+}
+
+async fn tenant(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Tenant, tenants::get(&shared, id_text(&name), &headers)).await
+}
+
+async fn create_key(State(shared): App, name: Id, request: Request) -> Response<Body> {
+    shared.answer(Route::CreateKey, tenants::create_key(&shared, id_text(&name), request)).await
+}
+
+async fn keys(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Keys, tenants::keys(&shared, id_text(&name), &headers)).await
+}
+
+async fn revoke_key(State(shared): App, of: IdOfTenant, headers: HeaderMap) -> Response<Body> {
+    let (name, id) = id_of_tenant(&of);
+    shared.answer(Route::RevokeKey, tenants::revoke_key(&shared, name, id, &headers)).await
+}
+
+async fn create_secret(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::CreateSecret, tenants::create_secret(&shared, id_text(&name), &headers)).await
+}
+
+async fn secrets(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Secrets, tenants::secrets(&shared, id_text(&name), &headers)).await
+}
+
+async fn delete_secret(State(shared): App, of: IdOfTenant, headers: HeaderMap) -> Response<Body> {
+    let (name, id) = id_of_tenant(&of);
+    shared.answer(Route::DeleteSecret, tenants::delete_secret(&shared, name, id, &headers)).await
+}
+
+async fn audit(State(shared): App, name: Id, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Audit, tenants::audit(&shared, id_text(&name), query.as_deref(), &headers)).await
 }
 
 async fn create(State(shared): App, request: Request) -> Response<Body> {
@@ -110,6 +162,10 @@ async fn unknown_method(State(shared): App, request: Request) -> Response<Body> 
 /// A path's id. One that is not even text is nobody's, as the empty one.
 fn id_text(id: &Id) -> &str {
     id.as_ref().map_or("", |Path(id)| id)
+}
+
+fn id_of_tenant(of: &IdOfTenant) -> (&str, &str) {
+    of.as_ref().map_or(("", ""), |Path((name, id))| (name, id))
 }
 
 /// Refuses a body that says that it is something else; one that says nothing is taken at its word.

@@ -7,8 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use domain::retry::RetryPolicy;
 use domain::{AttemptResult, HttpTarget, Incarnation, Schedule, Spec, Target, TenantId, Timestamp, When};
-use store::Tenant;
-use store::tenant::SecretBytes;
+use store::{Audit, SigningSecret, Store, StoreError, Tenant};
 
 use crate::{Expected, Random};
 
@@ -28,13 +27,14 @@ impl Names {
 
 /// With so many pollers.
 pub(crate) fn tenant(pollers: u16) -> Tenant {
-    Tenant {
-        id: TenantId(1),
-        name: "simulated".to_owned(),
-        generations: vec![pollers],
-        signing_secret: SecretBytes(vec![7; 32]),
-        keys: Vec::new(),
-    }
+    Tenant::new(TenantId(1), "simulated", pollers, SigningSecret::first(vec![7; 32], Timestamp::MIN))
+}
+
+/// # Errors
+/// If the store fails.
+pub(crate) async fn put_tenant(store: &dyn Store, tenant: Tenant) -> Result<(), StoreError> {
+    let entry = Audit::of(&tenant, Timestamp::MIN, "simulator", "tenant.create", "");
+    store.put_tenant(tenant, entry).await.map(|put| put.expect("nobody else makes it"))
 }
 
 /// Something that is due soon, again and again, or already.

@@ -13,9 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
-use store::{Arrival, Inserted, Mark, Marked, Placed, Positions, StoreError, WriteRefusal, Written};
+use store::{Arrival, Inserted, Mark, Marked, Outdated, Placed, Positions, StoreError, WriteRefusal, Written};
 
-use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, take_attempts};
+use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem, take_attempts};
 use crate::codec::row::{Changed, Head};
 use crate::codec::{Malformed, Put, Take, key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
@@ -32,6 +32,7 @@ pub(crate) enum Answer {
     Terms(Vec<Term>),
     Written(Vec<Result<Written, WriteRefusal>>),
     HandedOver(Vec<Result<(), WriteRefusal>>),
+    Changed(Vec<Result<(), Outdated>>),
 }
 
 pub(crate) struct Machine {
@@ -84,6 +85,13 @@ impl Machine {
                     self.memory().tenants.insert(tenant.id, tenant);
                 }
                 Answer::Done
+            }
+            Kind::ChangeTenant => {
+                let mut changed = Vec::with_capacity(count);
+                for at in sequences {
+                    changed.push(self.change_tenant(at, &reader.change_tenant().map_err(malformed)?));
+                }
+                Answer::Changed(changed)
             }
             Kind::Take => {
                 let mut terms = Vec::with_capacity(count);
@@ -218,6 +226,19 @@ impl Machine {
         term
     }
 
+    fn change_tenant(&self, at: Sequence, change: &TenantItem<'_>) -> Result<(), Outdated> {
+        let TenantItem { tenant, value, entry } = change;
+        let mut memory = self.memory();
+        if memory.tenants.get(&tenant.id).is_some_and(|known| known.version + 1 != tenant.version) {
+            return Err(Outdated);
+        }
+        memory.tenants.insert(tenant.id, tenant.clone());
+        drop(memory);
+        self.index().put(Family::Points, &key::tenant(tenant.id), value, at);
+        self.index().put(Family::Points, &key::audit(tenant.id, tenant.version), entry, at);
+        Ok(())
+    }
+
     fn hand_over(&self, at: Sequence, list: HandOverItem<'_>) -> Result<(), WriteRefusal> {
         let mut memory = self.memory();
         if memory.terms.get(&list.shard) != Some(&list.term) {
@@ -275,7 +296,7 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
             memory.handed_over.insert(key::parse_shard(kind, key)?, take_attempts(value)?);
         }
         _ => {
-            let tenant = tenant::take(value)?;
+            let tenant = tenant::take_row(key, value)?;
             memory.tenants.insert(tenant.id, tenant);
         }
     }

@@ -36,8 +36,8 @@ use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use journal::{AppendError, Journal};
 use store::{
-    Arrival, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Arrival, Audit, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -293,13 +293,18 @@ impl Store for EmbeddedStore {
         self.recall(|memory| memory.tenants.values().cloned().collect())
     }
 
-    fn put_tenant(&self, tenant: Tenant) -> store::Answer<'_, ()> {
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> store::Answer<'_, Result<(), Outdated>> {
         Box::pin(async move {
+            store::tenant::check_put(&tenant, &entry);
             self.check_user().await?;
-            let mut entries = self.builder(Kind::PutTenant);
-            entries.tenant(&tenant);
-            self.submit(entries).await.map(|_| ())
+            let mut entries = self.builder(Kind::ChangeTenant);
+            entries.change_tenant(&tenant, &entry);
+            Ok(join!(self.submit(entries).await?, Changed).remove(0))
         })
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> store::Answer<'_, Vec<Audit>> {
+        Box::pin(self.read(move |rows| rows.audit(tenant, after, limit)))
     }
 
     fn health(&self) -> Health {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, TenantId, Timestamp};
-use store::{DueBound, DuePage, DueRead, StoreError};
+use store::{Audit, DueBound, DuePage, DueRead, StoreError};
 
 use crate::codec::row::{self, Changed};
 use crate::codec::{Malformed, Take, key, run};
@@ -180,6 +180,17 @@ impl Rows {
             runs.extend(self.run(&occurrence)?);
         }
         Ok(runs)
+    }
+
+    pub(crate) fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
+        let from = just_after(&key::audit(tenant, after));
+        let to = just_after(&key::audit(tenant, u64::MAX));
+        let mut entries = Vec::new();
+        self.collect(Family::Points, &from, &to, limit, |_, value| {
+            entries.push(store::tenant::decode_audit(value).map_err(|_| Malformed { what: "an audit entry", at: 0 })?);
+            Ok(())
+        })?;
+        Ok(entries)
     }
 
     /// `done` is the poller's: rows up to it may or may not be there any more, so none is told.

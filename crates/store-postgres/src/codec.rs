@@ -15,8 +15,7 @@ use domain::{
     Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Spec, Target,
     TargetKey, TenantId, Timestamp, When,
 };
-use store::tenant::SecretBytes;
-use store::{ApiKey, HandedOver, Role, StoreError, Tenant};
+use store::{ApiKey, HandedOver, SigningSecret, StoreError, Tenant};
 
 #[cfg(test)]
 mod tests;
@@ -196,28 +195,15 @@ fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
     Ok(Attempt { number, started_at, duration, result })
 }
 
-/// All but the id, which has its own column.
-pub(crate) fn put_tenant(tenant: &Tenant) -> Vec<u8> {
-    let mut out = Vec::new();
-    out.u8(VERSION);
-    out.text(&tenant.name);
-    out.count(tenant.generations.len());
-    for pollers in &tenant.generations {
-        out.u16(*pollers);
+pub(crate) fn take_tenant(id: TenantId, stored: &[u8]) -> Result<Tenant, StoreError> {
+    match stored.first() {
+        Some(&VERSION) => Ok(take_first_tenant(id, stored)?),
+        _ => store::tenant::decode(id, stored).map_err(StoreError::Damaged),
     }
-    out.blob(&tenant.signing_secret.0);
-    out.count(tenant.keys.len());
-    for key in &tenant.keys {
-        out.text(&key.id);
-        out.bytes(&key.secret_sha256);
-        out.u8(match key.role {
-            Role::Admin => 0,
-        });
-    }
-    out
 }
 
-pub(crate) fn take_tenant(id: TenantId, stored: &[u8]) -> Result<Tenant, Malformed> {
+/// As builds wrote it that counted no changes.
+fn take_first_tenant(id: TenantId, stored: &[u8]) -> Result<Tenant, Malformed> {
     let mut take = Take::new("a tenant", stored);
     take.version(VERSION)?;
     let name = take.text()?.to_owned();
@@ -226,17 +212,17 @@ pub(crate) fn take_tenant(id: TenantId, stored: &[u8]) -> Result<Tenant, Malform
     for _ in 0..count {
         generations.push(take.u16()?);
     }
-    let signing_secret = SecretBytes(take.blob()?.to_vec());
+    let signing_secrets = vec![SigningSecret::first(take.blob()?.to_vec(), Timestamp::MIN)];
     let count = take.count(KEY_LEN_MIN)?;
     let mut keys = Vec::with_capacity(count);
     for _ in 0..count {
         let id = take.text()?.to_owned();
         let secret_sha256 = take.array()?;
         take.version(0)?;
-        keys.push(ApiKey { id, secret_sha256, role: Role::Admin });
+        keys.push(ApiKey::admin(&id, secret_sha256, Timestamp::MIN));
     }
     take.end()?;
-    Ok(Tenant { id, name, generations, signing_secret, keys })
+    Ok(Tenant { id, name, version: 0, generations, signing_secrets, keys })
 }
 
 pub(crate) fn put_handed_over(attempts: &[HandedOver]) -> Vec<u8> {

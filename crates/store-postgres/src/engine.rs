@@ -12,8 +12,8 @@ use postgres_client::{Failure, Link, Server};
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{
-    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -251,8 +251,12 @@ impl Store for PostgresStore {
         Box::pin(self.inner.tenants())
     }
 
-    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
-        Box::pin(async move { self.inner.put_tenant(&tenant).await })
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>> {
+        Box::pin(async move { self.inner.put_tenant(&tenant, &entry).await })
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>> {
+        Box::pin(self.inner.audit(tenant, after, limit))
     }
 
     /// Makes the partitions of the days to come, drops those that every poller is done with, and forgets history; how many

@@ -7,7 +7,7 @@ use domain::occurrence::Run;
 use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, TenantId, Timestamp};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
-use store::{Positions, StoreError, Tenant};
+use store::{Audit, Outdated, Positions, StoreError, Tenant, tenant};
 use uuid::Uuid;
 
 use crate::codec;
@@ -40,8 +40,15 @@ const DEAD_LETTERS: &str = "select tenant, incarnation, nominal, version, state,
     where tenant = $1 and state = 2 and not is_redriven and (incarnation, nominal, version) > ($2, $3, $4)
     order by incarnation, nominal, version limit $5";
 const TENANTS: &str = "select tenant, value from reveille.tenant order by tenant";
-const PUT_TENANT: &str = "insert into reveille.tenant (tenant, value) values ($1, $2)
-    on conflict (tenant) do update set value = excluded.value";
+const PUT_TENANT: &str = "with put as (
+        insert into reveille.tenant as t (tenant, version, value) values ($1, $2, $3)
+        on conflict (tenant) do update set version = excluded.version, value = excluded.value
+            where t.version = excluded.version - 1
+        returning t.tenant
+    )
+    insert into reveille.audit (tenant, version, value) select tenant, $2, $4 from put
+    on conflict (tenant, version) do update set value = excluded.value returning 1";
+const AUDIT: &str = "select value from reveille.audit where tenant = $1 and version > $2 order by version limit $3";
 
 /// Before every occurrence there is.
 const FIRST: (Uuid, i64, i64) = (Uuid::nil(), i64::MIN, i64::MIN);
@@ -151,18 +158,26 @@ impl Inner {
 
     pub(crate) async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
         let rows = self.readers.query(TENANTS, &[]).await.map_err(store_error)?;
-        let tenant = |row: &Row| {
+        let tenant_of = |row: &Row| {
             let id = u32::try_from(row.get::<_, i64>(0));
             let id = TenantId(id.map_err(|_| StoreError::Damaged("a tenant has no readable number".to_owned()))?);
-            Ok(codec::take_tenant(id, row.get(1))?)
+            codec::take_tenant(id, row.get(1))
         };
-        rows.iter().map(tenant).collect()
+        rows.iter().map(tenant_of).collect()
     }
 
-    pub(crate) async fn put_tenant(&self, tenant: &Tenant) -> Result<(), StoreError> {
-        assert!(!tenant.generations.is_empty(), "a tenant has pollers");
-        let parameters = &[&i64::from(tenant.id.0) as _, &codec::put_tenant(tenant) as _];
-        self.readers.query(PUT_TENANT, parameters).await.map(drop).map_err(|failure| self.told(failure))
+    pub(crate) async fn put_tenant(&self, tenant: &Tenant, entry: &Audit) -> Result<Result<(), Outdated>, StoreError> {
+        tenant::check_put(tenant, entry);
+        let (id, version) = (i64::from(tenant.id.0), tenant.version.cast_signed());
+        let parameters = &[&id as _, &version as _, &tenant::encode(tenant) as _, &tenant::encode_audit(entry) as _];
+        let written = self.readers.query(PUT_TENANT, parameters).await.map_err(|failure| self.told(failure))?;
+        Ok(if written.is_empty() { Err(Outdated) } else { Ok(()) })
+    }
+
+    pub(crate) async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
+        let (id, after) = (i64::from(tenant.0), after.cast_signed());
+        let rows = self.readers.query(AUDIT, &[&id, &after, &limit_number(limit)]).await.map_err(store_error)?;
+        rows.iter().map(|row| tenant::decode_audit(row.get(0)).map_err(StoreError::Damaged)).collect()
     }
 }
 

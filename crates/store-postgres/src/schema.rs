@@ -12,15 +12,18 @@ use crate::error::OpenError;
 use crate::options::Options;
 
 /// In order; the first makes version 1. One that has been released never changes.
-const MIGRATIONS: [&str; 2] =
-    [include_str!("../migrations/0001-first.sql"), include_str!("../migrations/0002-history.sql")];
+const MIGRATIONS: [&str; 3] = [
+    include_str!("../migrations/0001-first.sql"),
+    include_str!("../migrations/0002-history.sql"),
+    include_str!("../migrations/0003-tenants.sql"),
+];
 
 /// After every migration, as the role may come later than the schema.
 const ROLES: &str = include_str!("../migrations/roles.sql");
 
 /// The version of the schema that this build reads and writes.
-pub const SCHEMA_VERSION: i32 = 2;
-const _: () = assert!(MIGRATIONS.len() == 2, "SCHEMA_VERSION counts the migrations");
+pub const SCHEMA_VERSION: i32 = 3;
+const _: () = assert!(MIGRATIONS.len() == 3, "SCHEMA_VERSION counts the migrations");
 
 /// Keeps two migrations apart; any number will do, as long as it stays.
 const LOCK: i64 = 0x5265_7665_696c_6c65;
@@ -136,6 +139,6 @@ mod tests {
     #[test]
     fn a_migration_that_databases_were_made_by_never_changes() {
         let digests: Vec<u32> = MIGRATIONS.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
-        assert_eq!(digests, [4_224_502_875, 4_031_461_419]);
+        assert_eq!(digests, [4_224_502_875, 4_031_461_419, 3_603_038_693]);
     }
 }

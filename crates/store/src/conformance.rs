@@ -107,6 +107,8 @@ suite! { $
         a_batch_of_ten_thousand_is_answered_in_order
         an_empty_batch_is_answered
         tenants_are_kept_and_replaced
+        a_tenant_is_changed_by_who_knows_its_last_version
+        changes_of_tenants_are_told_in_order
     }
     gaps {
         a_creator_behind_closed_is_moved_or_can_see_it

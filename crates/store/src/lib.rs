@@ -40,7 +40,7 @@ use domain::{
 use futures_util::future::BoxFuture;
 
 pub use error::{StoreError, WriteRefusal};
-pub use tenant::{ApiKey, Role, Tenant};
+pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
@@ -84,8 +84,12 @@ pub trait Store: Send + Sync + 'static {
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>>;
 
-    /// Makes or replaces the tenant with this id.
-    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()>;
+    /// Makes a tenant, or changes it: refused [`Outdated`] if there is one of this id, and its version is not the one before
+    /// `tenant.version`. `entry`, which has that version, goes to its audit log in the same step.
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>>;
+
+    /// A tenant's audit log: its changes after version `after`, the oldest first.
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>>;
 
     /// Whether writes of users are taken now; a cheap look at memory.
     fn health(&self) -> Health;
@@ -135,6 +139,10 @@ pub trait Store: Send + Sync + 'static {
     /// [`Store::take`], it is all that an earlier owner had to tell.
     fn handed_over(&self, shards: Vec<ShardId>) -> Answer<'_, Vec<Vec<HandedOver>>>;
 }
+
+/// Somebody else changed the tenant meanwhile: read it again, and decide anew.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Outdated;
 
 /// A place in a stream of an engine; only the engine knows what it means. [`Cursor::default`] is the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

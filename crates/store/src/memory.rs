@@ -27,8 +27,8 @@ use runtime::Runtime;
 use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 
 /// How a [`MemoryStore`] behaves within what the port allows.
@@ -253,8 +253,12 @@ impl Store for MemoryStore {
         Box::pin(self.change(Access::Read, |model| model.tenants()))
     }
 
-    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
-        Box::pin(self.change(Access::User, |model| model.put_tenant(tenant)))
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>> {
+        Box::pin(self.change(Access::User, |model| model.put_tenant(tenant, entry)))
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>> {
+        Box::pin(self.change(Access::Read, move |model| model.audit(tenant, after, limit)))
     }
 
     fn health(&self) -> Health {

@@ -3,6 +3,9 @@
 use callback::Options;
 use domain::AttemptResult;
 use scheduler::Delivered;
+use std::sync::Arc;
+
+use store::SigningSecret;
 
 use crate::support::{Listening, OK, Received, deliverer, delivery, secret, sent, target};
 
@@ -13,8 +16,12 @@ async fn send(deliverable: scheduler::Delivery, listening: &Listening) -> (Deliv
 }
 
 fn verify(received: &Received) -> Result<(), standardwebhooks::WebhookError> {
+    verify_with(received, secret())
+}
+
+fn verify_with(received: &Received, secret: Vec<u8>) -> Result<(), standardwebhooks::WebhookError> {
     let headers = received.headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
-    standardwebhooks::Webhook::from_bytes(secret()).unwrap().verify(&received.body, &headers.collect())
+    standardwebhooks::Webhook::from_bytes(secret).unwrap().verify(&received.body, &headers.collect())
 }
 
 #[tokio::test]
@@ -28,6 +35,19 @@ async fn a_callback_carries_its_payload_byte_for_byte_and_a_signature_over_it() 
     verify(&received).unwrap();
     received.body[0] = b' ';
     assert!(verify(&received).is_err());
+}
+
+#[tokio::test]
+async fn while_a_secret_takes_over_a_receiver_may_check_either() {
+    let listening = Listening::start().await;
+    let mut made = delivery(target(listening.url()), b"1");
+    let tenant = Arc::make_mut(&mut made.tenant);
+    let new = SigningSecret::first(vec![9; 48], made.started_at);
+    tenant.signing_secrets.insert(0, new);
+    let (_, received) = send(made, &listening).await;
+    verify(&received).unwrap();
+    verify_with(&received, vec![9; 48]).unwrap();
+    assert!(verify_with(&received, vec![8; 48]).is_err());
 }
 
 #[tokio::test]

@@ -13,8 +13,7 @@ use domain::{
 };
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery};
-use store::Tenant;
-use store::tenant::SecretBytes;
+use store::{SigningSecret, Tenant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -64,13 +63,7 @@ pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
         },
     };
     Delivery {
-        tenant: Arc::new(Tenant {
-            id: tenant,
-            name: "default".to_owned(),
-            generations: vec![1],
-            signing_secret: SecretBytes(secret()),
-            keys: Vec::new(),
-        }),
+        tenant: Arc::new(Tenant::new(tenant, "default", 1, SigningSecret::first(secret(), started_at))),
         schedule: Arc::new(schedule),
         occurrence: Occurrence { incarnation, nominal, revision: Revision(2), replay: 0 },
         attempt: 1,

@@ -9,7 +9,7 @@ use engines::postgres;
 use serde_json::{Value, json};
 
 use crate::PATIENCE;
-use crate::client::one_shot;
+use crate::client::{Client, one_shot};
 use crate::now_millis;
 use crate::receiver::{Hit, Receiver};
 use crate::server::{BINARY, Server};
@@ -400,4 +400,46 @@ fn what_was_over_for_a_month_is_forgotten_by_the_leading_member() {
     let server = Server::start_where(command, |_| home.key_folder());
     is_forgotten(&server, "young");
     assert!(server.stop().success());
+}
+
+#[test]
+fn a_tenant_made_at_one_member_is_served_by_all_and_its_revoked_key_by_none() {
+    let home = Home::new();
+    let receiver = Receiver::start();
+    let (a, b) = (home.start("a"), home.start("b"));
+    home.settle(&["a", "b"]);
+    let operator = std::fs::read_to_string(home.key_folder().join("operator.key")).unwrap();
+    let mut at_a = Client::connect(a.address, operator.trim()).unwrap();
+    let made = at_a.send("POST", "/v1/tenants", r#"{"name":"billing"}"#).unwrap();
+    assert_eq!(made.status, 201, "{}", made.body);
+    let made = made.json();
+    let key = made["key"]["secret"].as_str().unwrap();
+    let read = |server: &Server| Client::connect(server.address, key).unwrap().get("/v1/runs?dead_letter=true").status;
+    assert_eq!(read(&a), 200, "the member that was asked knows at once");
+    let until = |wanted: u16, server: &Server| {
+        let deadline = Instant::now() + PATIENCE;
+        while read(server) != wanted {
+            assert!(Instant::now() < deadline, "{wanted} is not answered");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until(200, &b);
+
+    // Whichever member owns its new pollers.
+    let mut at_b = Client::connect(b.address, key).unwrap();
+    for n in 0..20 {
+        let created = at_b.create(&one_shot(&format!("n{n}"), now_millis() + 200, &receiver.url(), &json!(n)));
+        assert_eq!(created.status, 201, "{}", created.body);
+    }
+    let hits = receiver.wait(|hits| hits.len() >= 20);
+    assert_eq!(counts(&hits).len(), 20);
+
+    let id = made["key"]["id"].as_str().unwrap();
+    let mut at_b = Client::connect(b.address, operator.trim()).unwrap();
+    let path = format!("/v1/tenants/billing/keys/{id}");
+    let revoked = at_b.send("DELETE", &path, "").unwrap();
+    assert_eq!(revoked.status, 200, "{}", revoked.body);
+    assert_eq!(read(&b), 401, "the member that was asked knows at once");
+    until(401, &a);
+    assert!(a.stop().success() && b.stop().success());
 }

@@ -12,8 +12,7 @@ use runtime::Runtime;
 use scheduler::{Create, CreateRefusal, Deliver, Delivered, Delivery, Options, Scheduler};
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::tenant::SecretBytes;
-use store::{Store, StoreError, Tenant};
+use store::{Audit, SigningSecret, Store, StoreError, Tenant};
 
 /// One attempt, as the receiver saw it.
 #[derive(Clone, Debug)]
@@ -61,13 +60,12 @@ pub(crate) struct House {
 pub(crate) const TENANT: TenantId = TenantId(1);
 
 pub(crate) fn tenant(id: TenantId) -> Tenant {
-    Tenant {
-        id,
-        name: format!("tenant-{}", id.0),
-        generations: vec![4],
-        signing_secret: SecretBytes(vec![7; 32]),
-        keys: Vec::new(),
-    }
+    Tenant::new(id, &format!("tenant-{}", id.0), 4, SigningSecret::first(vec![7; 32], Timestamp::MIN))
+}
+
+pub(crate) async fn put_tenant(store: &MemoryStore, tenant: Tenant) -> Result<(), StoreError> {
+    let entry = Audit::of(&tenant, Timestamp::MIN, "test", "tenant.change", "");
+    store.put_tenant(tenant, entry).await.map(|put| put.expect("nobody else changes it"))
 }
 
 impl House {
@@ -78,7 +76,7 @@ impl House {
     ) -> House {
         let store = MemoryStore::new(runtime.clone(), MemoryOptions::default());
         for id in [1, 2] {
-            store.put_tenant(tenant(TenantId(id))).await.unwrap();
+            put_tenant(&store, tenant(TenantId(id))).await.unwrap();
         }
         House::reopen(runtime, store, options, behaviour).await.unwrap()
     }

@@ -8,7 +8,7 @@ use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Health, Store};
 
-use crate::house::{House, TENANT, ok, simulate, tenant};
+use crate::house::{House, TENANT, ok, put_tenant, simulate, tenant};
 
 #[test]
 fn an_attempt_that_panics_counts_as_failed_and_the_next_run_fires() {
@@ -57,7 +57,7 @@ fn a_store_that_fails_now_and_then_loses_and_doubles_nothing() {
         sim.run_until(async {
             let runtime = sim.member("a");
             let sound = MemoryStore::new(runtime.clone(), MemoryOptions::default());
-            sound.put_tenant(tenant(TENANT)).await.unwrap();
+            put_tenant(&sound, tenant(TENANT)).await.unwrap();
             // The weak one fails between two steps, too.
             let options = MemoryOptions { fail_one_in: Some(4), atomic: seed % 2 == 0, ..MemoryOptions::default() };
             let house = loop {

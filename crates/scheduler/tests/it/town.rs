@@ -18,7 +18,7 @@ use simulator::Simulation;
 use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
 
-use crate::house::{TENANT, spec, tenant};
+use crate::house::{TENANT, put_tenant, spec, tenant};
 
 pub(crate) const LEASE: Duration = Duration::from_secs(2);
 
@@ -111,7 +111,8 @@ impl Town {
         let store = MemoryStore::new(outside.clone(), options.clone());
         let mut tenant = tenant(TENANT);
         tenant.generations = vec![64];
-        while store.put_tenant(tenant.clone()).await.is_err() {}
+        let near = store.reopen(sim.outside()).with_options(MemoryOptions::default());
+        put_tenant(&near, tenant.clone()).await.expect("it never fails");
         let latency = Some(Duration::from_micros(200)..=Duration::from_millis(2));
         let fail_one_in = options.fail_one_in;
         let engine = MemoryOwnership::new(outside, EngineOptions { latency, fail_one_in, ..EngineOptions::default() });

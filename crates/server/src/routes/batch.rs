@@ -36,7 +36,7 @@ const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "appli
 
 pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
-    let tenant = authenticate(&shared, &head.headers)?;
+    let tenant = authenticate(&shared, &head.headers, store::Role::Writer)?;
     check_content_type(&head.headers, NDJSON)?;
     let lines = Lines::new(body, shared.options.body_bytes_max);
     let batch = Batch { shared, tenant, lines, group: Group::default(), under_way: FuturesOrdered::new() };

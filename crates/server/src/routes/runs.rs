@@ -4,8 +4,9 @@ use api::{FieldError, Redriven, RunPage};
 use axum::body::Body;
 use axum::http::{HeaderMap, Response, StatusCode};
 use domain::occurrence::Run;
-use domain::{Occurrence, RunId, ScheduleId};
+use domain::{RunId, ScheduleId};
 use scheduler::RedriveAnswer;
+use store::Role;
 
 use super::schedules::{find_id, not_found};
 use crate::answer;
@@ -22,9 +23,9 @@ pub(super) async fn of_schedule(
     query: Option<&str>,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers)?;
+    let tenant = authenticate(shared, headers, Role::Reader)?;
     let id = find_id(id)?;
-    let page = Page::parse(query, false)?;
+    let page = Page::parse(query, false, RunId::parse)?;
     let runs = shared.scheduler.runs(tenant.id, id.clone(), page.after, page.limit).await?.ok_or_else(not_found)?;
     Ok(page_answer(runs.iter().map(|run| (run, Some(&id))), page.limit))
 }
@@ -34,8 +35,8 @@ pub(super) async fn dead_letters(
     query: Option<&str>,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers)?;
-    let page = Page::parse(query, true)?;
+    let tenant = authenticate(shared, headers, Role::Reader)?;
+    let page = Page::parse(query, true, RunId::parse)?;
     let runs = shared.scheduler.dead_letters(tenant.id, page.after, page.limit).await?;
     let ids = shared.scheduler.ids(runs.iter().map(|run| run.occurrence.incarnation).collect()).await?;
     Ok(page_answer(runs.iter().zip(ids.iter().map(Option::as_ref)), page.limit))
@@ -49,7 +50,7 @@ fn page_answer<'a>(runs: impl Iterator<Item = (&'a Run, Option<&'a ScheduleId>)>
 }
 
 pub(super) async fn redrive(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers)?;
+    let tenant = authenticate(shared, headers, Role::Writer)?;
     let not_found = || refuse(Kind::RunNotFound, "no run of your tenant has this id");
     let occurrence = RunId::parse(id).ok_or_else(not_found)?;
     match shared.scheduler.redrive(tenant.id, occurrence).await? {
@@ -65,14 +66,18 @@ pub(super) async fn redrive(shared: &Shared, id: &str, headers: &HeaderMap) -> R
 }
 
 /// What a query asks for.
-struct Page {
-    limit: usize,
-    after: Option<Occurrence>,
+pub(super) struct Page<T> {
+    pub(super) limit: usize,
+    pub(super) after: Option<T>,
 }
 
-impl Page {
-    /// `is_dead_letters`: the query must, or must not, have `dead_letter=true`.
-    fn parse(query: Option<&str>, is_dead_letters: bool) -> Result<Page, Refused> {
+impl<T> Page<T> {
+    /// `is_dead_letters`: the query must, or must not, have `dead_letter=true`. `token` reads the token of a page.
+    pub(super) fn parse(
+        query: Option<&str>,
+        is_dead_letters: bool,
+        token: impl Fn(&str) -> Option<T>,
+    ) -> Result<Self, Refused> {
         let mut page = Page { limit: PAGE_LIMIT_DEFAULT, after: None };
         let mut errors = Vec::new();
         let mut asks_dead_letters = false;
@@ -84,7 +89,7 @@ impl Page {
                         errors.push(bad("limit", "out_of_range", format!("it is a number from 1 to {PAGE_LIMIT_MAX}")))
                     }
                 },
-                ("page_token", text) => match RunId::parse(text) {
+                ("page_token", text) => match token(text) {
                     Some(after) => page.after = Some(after),
                     None => errors.push(bad("page_token", "invalid_token", "it is not a next_page_token".to_owned())),
                 },

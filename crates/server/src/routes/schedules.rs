@@ -7,6 +7,7 @@ use axum::http::header::LOCATION;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use domain::{ScheduleId, When};
 use scheduler::{CancelAnswer, Create, CreateRefusal};
+use store::Role;
 
 use super::check_content_type;
 use crate::answer;
@@ -37,7 +38,7 @@ pub(super) async fn put(shared: &Shared, id: &str, request: Request) -> Result<R
 
 async fn read(shared: &Shared, id: Option<&str>, request: Request) -> Result<Create, Refused> {
     let (head, body) = request.into_parts();
-    let tenant = authenticate(shared, &head.headers)?;
+    let tenant = authenticate(shared, &head.headers, Role::Writer)?;
     let named = id.map(|id| ScheduleId::new(id).map_err(|error| bad_id(&error))).transpose()?;
     check_content_type(&head.headers, JSON)?;
     let bytes = collect(shared, &head.headers, body).await?;
@@ -96,7 +97,7 @@ pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refus
 }
 
 pub(super) async fn get(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers)?;
+    let tenant = authenticate(shared, headers, Role::Reader)?;
     let id = find_id(id)?;
     let schedule = shared.scheduler.get(tenant.id, id).await?.ok_or_else(not_found)?;
     let schedule = answer::schedule(&schedule)
@@ -105,7 +106,7 @@ pub(super) async fn get(shared: &Shared, id: &str, headers: &HeaderMap) -> Resul
 }
 
 pub(super) async fn cancel(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers)?;
+    let tenant = authenticate(shared, headers, Role::Writer)?;
     let (status, result, decided_by) = match shared.scheduler.cancel(tenant.id, find_id(id)?).await? {
         CancelAnswer::NotFound => return Err(not_found()),
         CancelAnswer::Cancelled => (StatusCode::OK, CancelResult::Cancelled, None),

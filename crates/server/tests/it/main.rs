@@ -9,3 +9,4 @@ mod operations;
 mod runs;
 mod schedules;
 mod support;
+mod tenants;

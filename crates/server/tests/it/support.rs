@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{AttemptResult, Target, TenantId};
+use domain::{AttemptResult, Target, TenantId, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Scheduler};
@@ -12,13 +12,13 @@ use serde_json::Value;
 use server::{Options, Server};
 use sha2::{Digest, Sha256};
 use store::memory::{MemoryOptions, MemoryStore};
-use store::tenant::SecretBytes;
-use store::{ApiKey, Role, Store, Tenant};
+use store::{ApiKey, Audit, Role, SigningSecret, Store, Tenant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) const KEY: &str = "ours.secret-of-ours";
+pub(crate) const OPERATOR_KEY: &str = "operators.secret-of-operators";
 pub(crate) const FOREIGN_KEY: &str = "theirs.secret-of-theirs";
 /// Nothing here takes so long; a test that would hang fails instead.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -40,8 +40,10 @@ impl World {
     pub(crate) async fn start_with(options: Options) -> World {
         let runtime = Runtime::real();
         let store = Arc::new(MemoryStore::new(runtime.clone(), MemoryOptions::default()));
-        store.put_tenant(tenant(1, KEY)).await.unwrap();
-        store.put_tenant(tenant(2, FOREIGN_KEY)).await.unwrap();
+        for tenant in [operators(), tenant(1, KEY), tenant(2, FOREIGN_KEY)] {
+            let entry = Audit::of(&tenant, runtime.now(), "test", "tenant.create", "");
+            store.put_tenant(tenant, entry).await.unwrap().unwrap();
+        }
         let deliver = Arc::new(DeliverByPath);
         let scheduler =
             Scheduler::start(&runtime, store.clone(), deliver, scheduler::Options::default()).await.unwrap();
@@ -81,16 +83,25 @@ impl World {
     }
 }
 
-fn tenant(number: u32, key: &str) -> Tenant {
+fn admin(key: &str) -> ApiKey {
     let (id, secret) = key.split_once('.').unwrap();
-    let secret_sha256 = Sha256::digest(secret.as_bytes()).into();
+    ApiKey::admin(id, Sha256::digest(secret.as_bytes()).into(), Timestamp::MIN)
+}
+
+fn operators() -> Tenant {
     Tenant {
-        id: TenantId(number),
-        name: format!("tenant-{number}"),
-        generations: vec![4],
-        signing_secret: SecretBytes(vec![7; 32]),
-        keys: vec![ApiKey { id: id.to_owned(), secret_sha256, role: Role::Admin }],
+        id: Tenant::OPERATOR,
+        name: "operator".to_owned(),
+        version: 1,
+        generations: Vec::new(),
+        signing_secrets: Vec::new(),
+        keys: vec![ApiKey { role: Role::Operator, ..admin(OPERATOR_KEY) }],
     }
+}
+
+fn tenant(number: u32, key: &str) -> Tenant {
+    let secret = SigningSecret::first(vec![7; 32], Timestamp::MIN);
+    Tenant { keys: vec![admin(key)], ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
 }
 
 /// Stands for the world outside: it answers by the last part of the path it is called with.

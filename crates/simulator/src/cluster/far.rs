@@ -9,8 +9,8 @@ use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Sh
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use store::{
-    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
+    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 
 use super::mutant::Mutant;
@@ -91,8 +91,12 @@ impl Store for FarStore {
         self.over(self.store.tenants())
     }
 
-    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
-        self.over(self.store.put_tenant(tenant))
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>> {
+        self.over(self.store.put_tenant(tenant, entry))
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>> {
+        self.over(self.store.audit(tenant, after, limit))
     }
 
     fn health(&self) -> Health {

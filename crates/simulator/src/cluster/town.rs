@@ -72,7 +72,7 @@ impl Town {
         let near = MemoryOptions { latency: None, fail_one_in: None, ..options.clone() };
         let store = MemoryStore::new(sim.outside(), options);
         let near_store = store.reopen(sim.outside()).with_options(near);
-        near_store.put_tenant(tenant()).await.expect("it never fails");
+        user::put_tenant(&near_store, tenant()).await.expect("it never fails");
         let engine_options = EngineOptions {
             latency: Some(Duration::from_micros(200)..=Duration::from_millis(10)),
             fail_one_in: Some(100),

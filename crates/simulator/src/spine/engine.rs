@@ -136,7 +136,7 @@ impl Engine {
                 store = Arc::new(Mutated { store, mutant, runtime: runtime.clone(), memory: mutant_memory });
             }
             if store.tenants().await.ok()?.is_empty() {
-                store.put_tenant(tenant()).await.ok()?;
+                user::put_tenant(&*store, tenant()).await.ok()?;
             }
             let options = Options { in_flight_per_target: 8, ..Options::default() };
             let scheduler = Scheduler::start(&runtime, store.clone(), Arc::new(receiver), options).await;

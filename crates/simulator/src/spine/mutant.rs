@@ -11,8 +11,8 @@ use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, T
 use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
-    Answer, Arrival, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark,
-    Marked, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted,
+    Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
 };
 
 /// A bug that somebody could have written.
@@ -128,8 +128,12 @@ impl Store for Mutated {
         self.store.tenants()
     }
 
-    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
-        self.store.put_tenant(tenant)
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>> {
+        self.store.put_tenant(tenant, entry)
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>> {
+        self.store.audit(tenant, after, limit)
     }
 
     fn health(&self) -> Health {

@@ -1,7 +1,7 @@
 //! Journal entries: one call's batch, or a part of it. Items are decoded one by one and borrow the entry's bytes.
 
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ScheduleId, ShardId, TenantId, Term};
-use store::{Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, Tenant};
+use store::{Audit, Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, Tenant};
 
 use super::{Malformed, Put, Take, row, run, tenant};
 
@@ -18,6 +18,7 @@ pub(crate) enum Kind {
     Take = 5,
     Write = 6,
     HandOver = 7,
+    ChangeTenant = 8,
 }
 
 /// Builds the entries of one call: a new one is begun when the present one has grown to `entry_len_max`.
@@ -86,11 +87,12 @@ impl Builder {
         });
     }
 
-    pub(crate) fn tenant(&mut self, tenant: &Tenant) {
+    pub(crate) fn change_tenant(&mut self, tenant: &Tenant, entry: &Audit) {
         self.item(|out| {
-            let mut value = Vec::new();
-            tenant::put(&mut value, tenant);
-            out.blob(&value);
+            out.u32(tenant.id.0);
+            out.u64(tenant.version);
+            out.blob(&store::tenant::encode(tenant));
+            out.blob(&store::tenant::encode_audit(entry));
         });
     }
 
@@ -245,6 +247,15 @@ pub(crate) struct RunItem<'a> {
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct TenantItem<'a> {
+    pub tenant: Tenant,
+    /// As [`store::tenant::encode`] writes it.
+    pub value: &'a [u8],
+    /// As [`store::tenant::encode_audit`] writes it.
+    pub entry: &'a [u8],
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct HandOverItem<'a> {
     pub shard: ShardId,
     pub term: Term,
@@ -265,6 +276,7 @@ impl<'a> Reader<'a> {
             5 => Kind::Take,
             6 => Kind::Write,
             7 => Kind::HandOver,
+            8 => Kind::ChangeTenant,
             _ => return Err(take.malformed()),
         };
         let count = take.u32()?;
@@ -291,9 +303,20 @@ impl<'a> Reader<'a> {
         Ok(Mark { tenant, id })
     }
 
+    /// As builds wrote it that counted no changes.
     pub(crate) fn tenant(&mut self) -> Result<(Tenant, &'a [u8]), Malformed> {
         let value = self.take.blob()?;
-        Ok((tenant::take(value)?, value))
+        Ok((tenant::take_first(value)?, value))
+    }
+
+    pub(crate) fn change_tenant(&mut self) -> Result<TenantItem<'a>, Malformed> {
+        let (id, version) = (TenantId(self.take.u32()?), self.take.u64()?);
+        let (value, entry) = (self.take.blob()?, self.take.blob()?);
+        let tenant = tenant::take(id, value)?;
+        if tenant.version != version {
+            return Err(self.take.malformed());
+        }
+        Ok(TenantItem { tenant, value, entry })
     }
 
     pub(crate) fn take(&mut self) -> Result<ShardId, Malformed> {

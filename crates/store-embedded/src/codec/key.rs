@@ -13,6 +13,7 @@ pub(crate) const POSITIONS: u8 = b'p';
 pub(crate) const TERM: u8 = b't';
 pub(crate) const TENANT: u8 = b'u';
 pub(crate) const HANDED_OVER: u8 = b'h';
+pub(crate) const AUDIT: u8 = b'a';
 
 /// `Family::Rows`.
 pub(crate) fn row(key: Incarnation) -> [u8; 16] {
@@ -194,6 +195,21 @@ pub(crate) fn parse_shard(kind: u8, key: &[u8]) -> Result<ShardId, Malformed> {
     let shard = ShardId(u16::from_be_bytes(take.array()?));
     take.end()?;
     Ok(shard)
+}
+
+pub(crate) fn audit(tenant: TenantId, version: u64) -> [u8; 13] {
+    let mut key = [AUDIT; 13];
+    key[1..5].copy_from_slice(&tenant.0.to_be_bytes());
+    key[5..].copy_from_slice(&version.to_be_bytes());
+    key
+}
+
+pub(crate) fn parse_tenant(key: &[u8]) -> Result<TenantId, Malformed> {
+    let mut take = Take::new("a tenant's key", key);
+    take.version(TENANT)?;
+    let id = TenantId(u32::from_be_bytes(take.array()?));
+    take.end()?;
+    Ok(id)
 }
 
 pub(crate) fn tenant(tenant: TenantId) -> [u8; 5] {

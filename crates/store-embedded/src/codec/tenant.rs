@@ -1,34 +1,25 @@
-//! Tenants.
+//! Tenants: the rows that builds wrote before changes were counted. Later ones are [`store::tenant::encode`]'s.
 
-use domain::TenantId;
-use store::tenant::SecretBytes;
-use store::{ApiKey, Role, Tenant};
+use domain::{TenantId, Timestamp};
+use store::{ApiKey, SigningSecret, Tenant};
 
-use super::{Malformed, Put, Take};
+use super::{Malformed, Take, key};
 
 const VERSION: u8 = 1;
 const KEY_LEN_MIN: usize = 4 + 32 + 1;
 
-pub(crate) fn put(out: &mut Vec<u8>, tenant: &Tenant) {
-    out.u8(VERSION);
-    out.u32(tenant.id.0);
-    out.text(&tenant.name);
-    out.count(tenant.generations.len());
-    for pollers in &tenant.generations {
-        out.u16(*pollers);
-    }
-    out.blob(&tenant.signing_secret.0);
-    out.count(tenant.keys.len());
-    for key in &tenant.keys {
-        out.text(&key.id);
-        out.bytes(&key.secret_sha256);
-        out.u8(match key.role {
-            Role::Admin => 0,
-        });
-    }
+/// # Errors
+/// If the row is not one.
+pub(crate) fn take(id: TenantId, value: &[u8]) -> Result<Tenant, Malformed> {
+    store::tenant::decode(id, value).map_err(|_| Malformed { what: "a tenant", at: 0 })
 }
 
-pub(crate) fn take(bytes: &[u8]) -> Result<Tenant, Malformed> {
+/// A row under its key, of whatever build.
+pub(crate) fn take_row(key: &[u8], value: &[u8]) -> Result<Tenant, Malformed> {
+    if value.first() == Some(&VERSION) { take_first(value) } else { take(key::parse_tenant(key)?, value) }
+}
+
+pub(crate) fn take_first(bytes: &[u8]) -> Result<Tenant, Malformed> {
     let mut take = Take::new("a tenant", bytes);
     take.version(VERSION)?;
     let id = TenantId(take.u32()?);
@@ -38,21 +29,21 @@ pub(crate) fn take(bytes: &[u8]) -> Result<Tenant, Malformed> {
     for _ in 0..count {
         generations.push(take.u16()?);
     }
-    let signing_secret = SecretBytes(take.blob()?.to_vec());
+    let signing_secrets = vec![SigningSecret::first(take.blob()?.to_vec(), Timestamp::MIN)];
     let count = take.count(KEY_LEN_MIN)?;
     let mut keys = Vec::with_capacity(count);
     for _ in 0..count {
         keys.push(take_key(&mut take)?);
     }
     take.end()?;
-    Ok(Tenant { id, name, generations, signing_secret, keys })
+    Ok(Tenant { id, name, version: 0, generations, signing_secrets, keys })
 }
 
 fn take_key(take: &mut Take<'_>) -> Result<ApiKey, Malformed> {
     let id = take.text()?.to_owned();
     let secret_sha256 = take.array()?;
     match take.u8()? {
-        0 => Ok(ApiKey { id, secret_sha256, role: Role::Admin }),
+        0 => Ok(ApiKey::admin(&id, secret_sha256, Timestamp::MIN)),
         _ => Err(take.malformed()),
     }
 }

@@ -13,8 +13,7 @@ use futures_util::future::join;
 
 use super::Subject;
 use super::scene::{OTHER_TENANT, Scene, TENANT, id, insert_of, minute, poller, yield_times};
-use crate::tenant::SecretBytes;
-use crate::{ApiKey, Arrival, Cursor, Health, Insert, Inserted, Mark, Role, Tenant};
+use crate::{ApiKey, Arrival, Audit, Cursor, Health, Insert, Inserted, Mark, Outdated, Role, SigningSecret, Tenant};
 
 pub(super) async fn what_is_inserted_is_read_by_name_and_by_incarnation(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;
@@ -288,23 +287,9 @@ pub(super) async fn an_empty_batch_is_answered(subject: &dyn Subject) {
 pub(super) async fn tenants_are_kept_and_replaced(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;
     assert_eq!(scene.store.tenants().await, Ok(Vec::new()));
-    let key = ApiKey { id: "k1".to_owned(), secret_sha256: [0xab; 32], role: Role::Admin };
-    let first = Tenant {
-        id: TENANT,
-        name: "default".to_owned(),
-        generations: vec![1],
-        signing_secret: SecretBytes((0..24).collect()),
-        keys: vec![key.clone()],
-    };
-    let second = Tenant {
-        id: OTHER_TENANT,
-        name: "billing".to_owned(),
-        generations: vec![2, 16, u16::MAX],
-        signing_secret: SecretBytes((0..64).map(|byte| !byte).collect()),
-        keys: Vec::new(),
-    };
+    let (first, second) = two_tenants();
     for tenant in [&second, &first] {
-        scene.store.put_tenant(tenant.clone()).await.expect("the store takes tenants");
+        assert_eq!(put_tenant(&scene, tenant, "tenant.create").await, Ok(()));
     }
     let read = async || {
         let mut tenants = scene.store.tenants().await.expect("the store is read");
@@ -312,7 +297,79 @@ pub(super) async fn tenants_are_kept_and_replaced(subject: &dyn Subject) {
         tenants
     };
     assert_eq!(read().await, [first.clone(), second.clone()]);
-    let replaced = Tenant { generations: vec![1, 4], keys: vec![key.clone(), key], ..first };
-    scene.store.put_tenant(replaced.clone()).await.expect("the store takes tenants");
+    let key = first.keys[0].clone();
+    let replaced = Tenant { version: 2, generations: vec![1, 4], keys: vec![key.clone(), key], ..first };
+    assert_eq!(put_tenant(&scene, &replaced, "key.create").await, Ok(()));
     assert_eq!(read().await, [replaced, second]);
+}
+
+pub(super) async fn a_tenant_is_changed_by_who_knows_its_last_version(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    let (first, _) = two_tenants();
+    assert_eq!(put_tenant(&scene, &first, "tenant.create").await, Ok(()));
+    for version in [0, 1, 3] {
+        let unaware = Tenant { version, name: "stolen".to_owned(), ..first.clone() };
+        assert_eq!(put_tenant(&scene, &unaware, "tenant.change").await, Err(Outdated), "version {version}");
+    }
+    assert_eq!(scene.store.tenants().await, Ok(vec![first.clone()]));
+    for version in 2..12 {
+        let put = async |name: &str| {
+            let changed = Tenant { version, name: name.to_owned(), ..first.clone() };
+            put_tenant(&scene, &changed, name).await
+        };
+        let (one, other) = join(put("one"), put("other")).await;
+        let winner = match (one, other) {
+            (Ok(()), Err(Outdated)) => "one",
+            (Err(Outdated), Ok(())) => "other",
+            both => panic!("of two changes at once one is made: {both:?}"),
+        };
+        let tenants = scene.store.tenants().await.expect("the store is read");
+        assert_eq!((&*tenants[0].name, tenants[0].version), (winner, version));
+        let told = scene.store.audit(TENANT, version - 1, 10).await.expect("the store is read");
+        assert_eq!(told.iter().map(|entry| &*entry.action).collect::<Vec<_>>(), [winner], "and told");
+    }
+}
+
+pub(super) async fn changes_of_tenants_are_told_in_order(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    let (first, second) = two_tenants();
+    let mut expected = Vec::new();
+    for version in 1..=5 {
+        let tenant = Tenant { version, ..first.clone() };
+        assert_eq!(put_tenant(&scene, &tenant, &format!("change.{version}")).await, Ok(()));
+        expected.push(Audit::of(&tenant, minute(0), "k1", &format!("change.{version}"), "billing \u{1f980}"));
+    }
+    assert_eq!(put_tenant(&scene, &second, "tenant.create").await, Ok(()));
+    let scene = scene.reopen(subject).await;
+    let audit = async |after, limit| scene.store.audit(TENANT, after, limit).await.expect("the store is read");
+    assert_eq!(audit(0, 10).await, expected);
+    assert_eq!(audit(0, 2).await, expected[..2]);
+    assert_eq!(audit(2, 2).await, expected[2..4]);
+    assert_eq!(audit(5, 10).await, []);
+    assert_eq!(scene.store.audit(TenantId(99), 0, 10).await, Ok(Vec::new()));
+}
+
+async fn put_tenant(scene: &Scene, tenant: &Tenant, action: &str) -> Result<(), Outdated> {
+    let entry = Audit::of(tenant, minute(0), "k1", action, "billing \u{1f980}");
+    scene.store.put_tenant(tenant.clone(), entry).await.expect("the store takes tenants")
+}
+
+fn two_tenants() -> (Tenant, Tenant) {
+    let key = ApiKey {
+        name: "the night shift's \u{1f980}".to_owned(),
+        role: Role::Reader,
+        expires_at: Some(minute(3)),
+        ..ApiKey::admin("k1", [0xab; 32], minute(1))
+    };
+    let mut first = Tenant::new(TENANT, "default", 1, SigningSecret::first((0..24).collect(), minute(2)));
+    first.keys.push(key);
+    let mut second = Tenant::new(
+        OTHER_TENANT,
+        "billing",
+        2,
+        SigningSecret::first((0..64).map(|byte| !byte).collect(), Timestamp::MAX),
+    );
+    second.generations.extend([16, u16::MAX]);
+    second.signing_secrets.push(SigningSecret { id: "s2".to_owned(), ..second.signing_secrets[0].clone() });
+    (first, second)
 }

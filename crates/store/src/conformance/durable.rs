@@ -4,8 +4,7 @@ use domain::{DueKey, Occurrence, RunState, Schedule};
 
 use super::Subject;
 use super::scene::{Scene, TENANT, due_of, id, insert_in, minute, poller, run_of};
-use crate::tenant::SecretBytes;
-use crate::{Change, Cursor, Inserted, Tenant, WriteRefusal};
+use crate::{Audit, Change, Cursor, Inserted, SigningSecret, Tenant, WriteRefusal};
 
 pub(super) async fn everything_is_there_after_a_reopen(subject: &dyn Subject) {
     let mut scene = Scene::open(subject).await;
@@ -33,14 +32,9 @@ pub(super) async fn everything_is_there_after_a_reopen(subject: &dyn Subject) {
     owner.write(Change::Redrive { of: dead, due }).await;
     owner.put(&insert_in(poller, scene.numbers.incarnation(), replaced.id.clone(), minute(9))).await;
     owner.close(minute(4), minute(3)).await;
-    let tenant = Tenant {
-        id: TENANT,
-        name: "default".to_owned(),
-        generations: vec![1],
-        signing_secret: SecretBytes(vec![7; 24]),
-        keys: Vec::new(),
-    };
-    scene.store.put_tenant(tenant).await.expect("the store takes tenants");
+    let tenant = Tenant::new(TENANT, "default", 1, SigningSecret::first(vec![7; 24], minute(0)));
+    let entry = Audit::of(&tenant, minute(0), "test", "tenant.create", "default");
+    assert_eq!(scene.store.put_tenant(tenant, entry).await, Ok(Ok(())));
 
     let before = everything(&scene, &schedules).await;
     // Twice: the first opening may work from what the closing left, the second from what the first made of it.
@@ -68,7 +62,8 @@ async fn everything(scene: &Scene, schedules: &[std::sync::Arc<Schedule>]) -> St
     tell(&scene.all_due(poller).await);
     tell(&scene.positions(poller).await);
     let tenants = store.tenants().await.expect("the store is read");
-    let secrets: Vec<_> = tenants.iter().map(|tenant| tenant.signing_secret.0.clone()).collect();
+    let secrets: Vec<_> =
+        tenants.iter().flat_map(|tenant| &tenant.signing_secrets).map(|it| it.secret.0.clone()).collect();
     tell(&(tenants, secrets));
     told
 }

@@ -12,7 +12,8 @@ use domain::{
 };
 
 use crate::{
-    Arrival, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Positions, Tenant, WriteRefusal,
+    Arrival, Audit, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Outdated, Positions, Tenant,
+    WriteRefusal, tenant,
 };
 
 /// Who writes a due row.
@@ -40,6 +41,7 @@ pub(super) struct Model {
     runs: BTreeMap<Occurrence, Run>,
     redriven: BTreeSet<Occurrence>,
     tenants: BTreeMap<TenantId, Tenant>,
+    audit: BTreeMap<(TenantId, u64), Audit>,
 }
 
 impl Default for Model {
@@ -58,6 +60,7 @@ impl Default for Model {
             runs: BTreeMap::new(),
             redriven: BTreeSet::new(),
             tenants: BTreeMap::new(),
+            audit: BTreeMap::new(),
         }
     }
 }
@@ -133,9 +136,14 @@ impl Model {
         self.marks.append(shard, incarnation);
     }
 
-    pub(super) fn put_tenant(&mut self, tenant: Tenant) {
-        assert!(!tenant.generations.is_empty(), "a tenant has pollers");
+    pub(super) fn put_tenant(&mut self, tenant: Tenant, entry: Audit) -> Result<(), Outdated> {
+        tenant::check_put(&tenant, &entry);
+        if self.tenants.get(&tenant.id).is_some_and(|known| known.version + 1 != tenant.version) {
+            return Err(Outdated);
+        }
+        self.audit.insert((tenant.id, entry.version), entry);
         self.tenants.insert(tenant.id, tenant);
+        Ok(())
     }
 }
 
@@ -239,6 +247,11 @@ impl Model {
 
     pub(super) fn tenants(&self) -> Vec<Tenant> {
         self.tenants.values().cloned().collect()
+    }
+
+    pub(super) fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Vec<Audit> {
+        let of_tenant = (Bound::Excluded((tenant, after)), Bound::Included((tenant, u64::MAX)));
+        self.audit.range(of_tenant).take(limit).map(|(_, entry)| entry.clone()).collect()
     }
 
     pub(super) fn positions(&self, poller: PollerId) -> Positions {

@@ -15,8 +15,8 @@ use store::conformance::Case;
 use store::conformance::differential::{self, Operation};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Arrival, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark,
+    Marked, Outdated, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
 };
 
 use crate::support::{Memory, weak_and_slow};
@@ -271,8 +271,12 @@ impl Store for Broken {
         self.store.tenants()
     }
 
-    fn put_tenant(&self, tenant: Tenant) -> Answer<'_, ()> {
-        self.store.put_tenant(tenant)
+    fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Answer<'_, Result<(), Outdated>> {
+        self.store.put_tenant(tenant, entry)
+    }
+
+    fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Answer<'_, Vec<Audit>> {
+        self.store.audit(tenant, after, limit)
     }
 
     fn health(&self) -> Health {

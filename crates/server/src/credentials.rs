@@ -1,0 +1,44 @@
+//! What is secret, when it is made. Nothing here is kept but what goes into the store.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use domain::Timestamp;
+use runtime::Runtime;
+use sha2::{Digest, Sha256};
+use store::tenant::SecretBytes;
+use store::{ApiKey, Role, SigningSecret};
+
+/// A key, and what goes after `Bearer`.
+pub fn new_key(runtime: &Runtime, role: Role, name: &str, expires_at: Option<Timestamp>) -> (ApiKey, String) {
+    let id = new_id(runtime, "k");
+    let secret = URL_SAFE_NO_PAD.encode(random::<32>(runtime));
+    let secret_sha256 = Sha256::digest(secret.as_bytes()).into();
+    let bearer = format!("{id}.{secret}");
+    let (name, created_at) = (name.to_owned(), runtime.now());
+    (ApiKey { id, name, secret_sha256, role, created_at, expires_at }, bearer)
+}
+
+/// A secret that signs callbacks.
+pub fn new_signing_secret(runtime: &Runtime) -> SigningSecret {
+    let secret = SecretBytes(random::<32>(runtime).to_vec());
+    SigningSecret { id: new_id(runtime, "s"), secret, created_at: runtime.now() }
+}
+
+/// As receivers are given it (Standard Webhooks 1.0.0).
+#[must_use]
+pub fn signing_secret_text(secret: &SigningSecret) -> String {
+    format!("whsec_{}", STANDARD.encode(&secret.secret.0))
+}
+
+/// 72 random bits behind a letter, all of them letters and digits.
+fn new_id(runtime: &Runtime, letter: &str) -> String {
+    format!("{letter}{}", URL_SAFE_NO_PAD.encode(random::<9>(runtime)).replace(['-', '_'], "0"))
+}
+
+fn random<const LENGTH: usize>(runtime: &Runtime) -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    for chunk in bytes.chunks_mut(8) {
+        chunk.copy_from_slice(&runtime.random().to_le_bytes()[..chunk.len()]);
+    }
+    bytes
+}

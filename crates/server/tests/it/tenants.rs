@@ -1,0 +1,276 @@
+//! Tenants, keys and roles: who may do what, and that nobody may do it for another.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use store::{ApiKey, Audit, Role, Store, Tenant};
+
+use crate::support::{Answer, FOREIGN_KEY, KEY, OPERATOR_KEY, World, body};
+
+/// A new key of tenant 1.
+async fn key(world: &World, body: &Value) -> String {
+    let made = world.send("POST", "/v1/tenants/tenant-1/keys", &body.to_string()).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    made.text("/secret")
+}
+
+fn named(id: &str) -> String {
+    body(&format!(r#","id":"{id}""#))
+}
+
+async fn code(world: &World, key: &str, method: &str, path: &str, body: &str) -> (u16, String) {
+    let answer: Answer = world.send_as(key, method, path, body).await;
+    let code = if answer.status < 400 { String::new() } else { answer.text("/code") };
+    (answer.status, code)
+}
+
+#[tokio::test]
+async fn an_operator_makes_a_tenant_whose_key_works_at_once() {
+    let world = World::start().await;
+    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"billing"}"#).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    assert!(made.text("/signing_secret/secret").starts_with("whsec_"));
+    let admin = made.text("/key/secret");
+    assert_eq!(code(&world, &admin, "POST", "/v1/schedules", &named("a")).await.0, 201);
+    assert_eq!(code(&world, KEY, "GET", "/v1/schedules/a", "").await, (404, "schedule_not_found".to_owned()));
+
+    let again = code(&world, OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"billing"}"#).await;
+    assert_eq!(again, (409, "tenant_exists".to_owned()));
+    let reserved = code(&world, OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"operator"}"#).await;
+    assert_eq!(reserved, (409, "tenant_exists".to_owned()));
+    for body in [r#"{"name":"a b"}"#, r#"{"name":""}"#, r#"{"nmae":"x"}"#, r#"{}"#, r#"{"name":7}"#, "[]"] {
+        let refused = code(&world, OPERATOR_KEY, "POST", "/v1/tenants", body).await;
+        assert_eq!(refused, (422, "invalid_request".to_owned()), "{body}");
+    }
+    assert_eq!(code(&world, OPERATOR_KEY, "POST", "/v1/tenants", "{").await.1, "malformed_json");
+
+    let listed = world.send_as(OPERATOR_KEY, "GET", "/v1/tenants", "").await.json();
+    let names: Vec<&str> =
+        listed["tenants"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["billing", "operator", "tenant-1", "tenant-2"]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn tenants_made_at_once_are_apart() {
+    let world = World::start().await;
+    let names: Vec<String> = (0..8).map(|n| json!({"name": format!("t{}", n / 2)}).to_string()).collect();
+    let made = names.iter().map(|body| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body));
+    let made = futures_util::future::join_all(made).await;
+    let mut statuses: Vec<u16> = made.iter().map(|answer| answer.status).collect();
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 201, 201, 201, 409, 409, 409, 409], "each name is given once");
+    let tenants = world.store.tenants().await.unwrap();
+    assert_eq!(tenants.len(), 3 + 4);
+    world.stop().await;
+}
+
+/// Every route that works on a tenant, as its admin would send it.
+fn routes_of(tenant: &str) -> Vec<(&'static str, String, String)> {
+    let of = |rest: &str| format!("/v1/tenants/{tenant}{rest}");
+    vec![
+        ("GET", of(""), String::new()),
+        ("GET", of("/keys"), String::new()),
+        ("POST", of("/keys"), r#"{"role":"writer"}"#.to_owned()),
+        ("DELETE", of("/keys/nobody"), String::new()),
+        ("GET", of("/signing-secrets"), String::new()),
+        ("POST", of("/signing-secrets"), String::new()),
+        ("DELETE", of("/signing-secrets/nobody"), String::new()),
+        ("GET", of("/audit"), String::new()),
+    ]
+}
+
+#[tokio::test]
+async fn nobody_but_its_admins_and_operators_sees_a_tenant() {
+    let world = World::start().await;
+    let not_found = (404, "tenant_not_found".to_owned());
+    let forbidden = (403, "role_forbidden".to_owned());
+    let writer = key(&world, &json!({"role": "writer"})).await;
+    let reader = key(&world, &json!({"role": "reader"})).await;
+    for tenant in ["tenant-1", "operator", "unknown"] {
+        for (method, path, body) in routes_of(tenant) {
+            assert_eq!(code(&world, FOREIGN_KEY, method, &path, &body).await, not_found, "{method} {path}");
+        }
+    }
+    for (method, path, body) in routes_of("tenant-1") {
+        for low in [&writer, &reader] {
+            assert_eq!(code(&world, low, method, &path, &body).await, forbidden, "{method} {path}");
+        }
+        for high in [KEY, OPERATOR_KEY] {
+            let (status, code) = code(&world, high, method, &path, &body).await;
+            let expected = if path.ends_with("nobody") { 404 } else { status };
+            assert!(status == expected && code != "tenant_not_found", "{method} {path}: {status} {code}");
+            assert!(status < 500 && status != 403, "{method} {path}: {status} {code}");
+        }
+    }
+    for key in [KEY, &writer, &reader] {
+        assert_eq!(code(&world, key, "GET", "/v1/tenants", "").await, forbidden);
+        assert_eq!(code(&world, key, "POST", "/v1/tenants", r#"{"name":"mine"}"#).await, forbidden);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_role_does_what_it_says_and_no_more() {
+    let world = World::start().await;
+    let forbidden = (403, "role_forbidden".to_owned());
+    let writer = key(&world, &json!({"role": "writer", "name": "the night shift's"})).await;
+    let reader = key(&world, &json!({"role": "reader"})).await;
+    let body = named("a");
+    let writes = [
+        ("POST", "/v1/schedules"),
+        ("PUT", "/v1/schedules/a"),
+        ("POST", "/v1/schedules:batch"),
+        ("DELETE", "/v1/schedules/a"),
+        ("POST", "/v1/runs/x/redrive"),
+    ];
+    let reads = [("GET", "/v1/schedules/a"), ("GET", "/v1/schedules/a/runs"), ("GET", "/v1/runs?dead_letter=true")];
+    for (method, path) in writes {
+        assert_eq!(code(&world, &reader, method, path, &body).await, forbidden, "{method} {path}");
+        assert_eq!(code(&world, OPERATOR_KEY, method, path, &body).await, forbidden, "{method} {path}");
+    }
+    assert_eq!(code(&world, &writer, "POST", "/v1/schedules", &body).await.0, 201);
+    for (method, path) in reads {
+        assert_eq!(code(&world, OPERATOR_KEY, method, path, "").await, forbidden, "{method} {path}");
+        for key in [&*reader, &*writer, KEY] {
+            assert_eq!(code(&world, key, method, path, "").await.0, 200, "{method} {path}");
+        }
+    }
+    assert_eq!(code(&world, &writer, "DELETE", "/v1/schedules/a", "").await.0, 200);
+    for (tenant, role) in [("tenant-1", "operator"), ("operator", "admin"), ("operator", "reader")] {
+        let body = json!({"role": role}).to_string();
+        let refused = code(&world, OPERATOR_KEY, "POST", &format!("/v1/tenants/{tenant}/keys"), &body).await;
+        assert_eq!(refused, (422, "invalid_request".to_owned()), "{role} of {tenant}");
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_key_ends_when_it_is_revoked_and_when_it_expires() {
+    let world = World::start().await;
+    let invalid = (401, "invalid_credentials".to_owned());
+    let revoked = key(&world, &json!({"role": "reader"})).await;
+    assert_eq!(code(&world, &revoked, "GET", "/v1/runs?dead_letter=true", "").await.0, 200);
+    let id = revoked.split_once('.').unwrap().0;
+    let path = format!("/v1/tenants/tenant-1/keys/{id}");
+    assert_eq!(code(&world, KEY, "DELETE", &path, "").await.0, 200);
+    assert_eq!(code(&world, &revoked, "GET", "/v1/runs?dead_letter=true", "").await, invalid);
+    assert_eq!(code(&world, KEY, "DELETE", &path, "").await, (404, "key_not_found".to_owned()));
+
+    let end = world.runtime.now() + Duration::from_millis(400);
+    let end = jiff::Timestamp::from_millisecond(end.as_millis()).unwrap().to_string();
+    let expiring = key(&world, &json!({"role": "reader", "expires_at": end})).await;
+    assert_eq!(code(&world, &expiring, "GET", "/v1/runs?dead_letter=true", "").await.0, 200);
+    world.runtime.sleep(Duration::from_millis(450)).await;
+    assert_eq!(code(&world, &expiring, "GET", "/v1/runs?dead_letter=true", "").await, invalid);
+    let past = json!({"role": "reader", "expires_at": "2020-01-01T00:00:00Z"}).to_string();
+    let refused = code(&world, KEY, "POST", "/v1/tenants/tenant-1/keys", &past).await;
+    assert_eq!(refused, (422, "invalid_request".to_owned()));
+
+    let operators = world.send_as(OPERATOR_KEY, "GET", "/v1/tenants/operator/keys", "").await;
+    let last = format!("/v1/tenants/operator/keys/{}", operators.text("/keys/0/id"));
+    assert_eq!(code(&world, OPERATOR_KEY, "DELETE", &last, "").await, (409, "last_one".to_owned()));
+    world.stop().await;
+}
+
+/// As another member would, of which this one has not heard yet.
+#[tokio::test]
+async fn a_key_that_was_revoked_elsewhere_changes_nothing_any_more() {
+    let world = World::start().await;
+    let admin = key(&world, &json!({"role": "admin"})).await;
+    let mut tenant = world.store.tenants().await.unwrap().remove(1);
+    tenant.version += 1;
+    tenant.keys.retain(|key| !admin.starts_with(&key.id));
+    let entry = Audit::of(&tenant, world.runtime.now(), "test", "key.revoke", "");
+    world.store.put_tenant(tenant, entry).await.unwrap().unwrap();
+    let refused = code(&world, &admin, "POST", "/v1/tenants/tenant-1/keys", r#"{"role":"admin"}"#).await;
+    assert_eq!(refused, (401, "invalid_credentials".to_owned()));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn keys_made_at_once_are_all_kept() {
+    let world = World::start().await;
+    let reader = json!({"role": "reader"});
+    let keys = futures_util::future::join_all((0..12).map(|_| key(&world, &reader))).await;
+    for key in &keys {
+        assert_eq!(code(&world, key, "GET", "/v1/runs?dead_letter=true", "").await.0, 200);
+    }
+    let told = world.send("GET", "/v1/tenants/tenant-1/audit", "").await.json();
+    assert_eq!(told["entries"].as_array().unwrap().len(), 1 + 12);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_signing_secret_is_rotated_with_two_live_in_between() {
+    let world = World::start().await;
+    let path = "/v1/tenants/tenant-1/signing-secrets";
+    let old = world.send("GET", path, "").await.text("/signing_secrets/0/id");
+    let last = code(&world, KEY, "DELETE", &format!("{path}/{old}"), "").await;
+    assert_eq!(last, (409, "last_one".to_owned()));
+    let new = world.send("POST", path, "").await;
+    assert_eq!(new.status, 201);
+    assert_eq!(code(&world, KEY, "POST", path, "").await, (409, "too_many".to_owned()));
+    let listed = world.send("GET", path, "").await.json();
+    let ids: Vec<&str> =
+        listed["signing_secrets"].as_array().unwrap().iter().map(|it| it["id"].as_str().unwrap()).collect();
+    assert_eq!(ids, [&*new.text("/id"), &*old], "the newest first");
+    assert_eq!(code(&world, KEY, "DELETE", &format!("{path}/{old}"), "").await.0, 200);
+    assert_eq!(world.store.tenants().await.unwrap()[1].signing_secrets.len(), 1);
+    let operators = code(&world, OPERATOR_KEY, "POST", "/v1/tenants/operator/signing-secrets", "").await;
+    assert_eq!(operators, (422, "invalid_request".to_owned()));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn every_change_is_told_with_who_made_it_and_no_secret() {
+    let world = World::start().await;
+    let made = world.send("POST", "/v1/tenants/tenant-1/keys", r#"{"role":"writer","name":"ci"}"#).await;
+    let (id, bearer) = (made.text("/id"), made.text("/secret"));
+    world.send_as(OPERATOR_KEY, "DELETE", &format!("/v1/tenants/tenant-1/keys/{id}"), "").await;
+    let secret = world.send("POST", "/v1/tenants/tenant-1/signing-secrets", "").await;
+
+    let told = world.send("GET", "/v1/tenants/tenant-1/audit", "").await;
+    let acts: Vec<[String; 3]> = (0..4)
+        .map(|at| ["actor", "action", "subject"].map(|field| told.text(&format!("/entries/{at}/{field}"))))
+        .collect();
+    let us = KEY.split_once('.').unwrap().0;
+    let operator = OPERATOR_KEY.split_once('.').unwrap().0;
+    let expected = [
+        ["test", "tenant.create", ""],
+        [us, "key.create", &id],
+        [operator, "key.revoke", &id],
+        [us, "signing_secret.create", &secret.text("/id")],
+    ];
+    assert_eq!(acts, expected.map(|act| act.map(str::to_owned)));
+    let keys = world.send("GET", "/v1/tenants/tenant-1/keys", "").await;
+    let secrets = world.send("GET", "/v1/tenants/tenant-1/signing-secrets", "").await;
+    for answer in [&told, &keys, &secrets] {
+        assert!(!answer.body.contains(bearer.split_once('.').unwrap().1), "{}", answer.body);
+        assert!(!answer.body.contains(&secret.text("/secret")), "{}", answer.body);
+    }
+
+    let first = world.send("GET", "/v1/tenants/tenant-1/audit?limit=3", "").await;
+    assert_eq!(first.json()["entries"].as_array().unwrap().len(), 3);
+    let token = first.text("/next_page_token");
+    let rest = world.send("GET", &format!("/v1/tenants/tenant-1/audit?limit=3&page_token={token}"), "").await;
+    assert_eq!(rest.text("/entries/0/action"), "signing_secret.create");
+    assert_eq!(rest.json()["next_page_token"], Value::Null);
+    let bad = code(&world, KEY, "GET", "/v1/tenants/tenant-1/audit?page_token=x", "").await;
+    assert_eq!(bad, (400, "invalid_parameter".to_owned()));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_tenant_has_no_more_keys_than_it_may() {
+    let world = World::start().await;
+    let mut tenant = world.store.tenants().await.unwrap().remove(1);
+    let spare = ApiKey { role: Role::Reader, ..ApiKey::admin("spare", [0; 32], world.runtime.now()) };
+    tenant.keys.extend((1..1_000).map(|n| ApiKey { id: format!("spare{n}"), ..spare.clone() }));
+    let tenant = Tenant { version: tenant.version + 1, ..tenant };
+    let entry = Audit::of(&tenant, world.runtime.now(), "test", "key.create", "spare");
+    world.store.put_tenant(tenant, entry).await.unwrap().unwrap();
+    let refused = code(&world, KEY, "POST", "/v1/tenants/tenant-1/keys", r#"{"role":"reader"}"#).await;
+    assert_eq!(refused, (409, "too_many".to_owned()));
+    world.stop().await;
+}
