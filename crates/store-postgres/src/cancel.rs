@@ -43,10 +43,18 @@ pub(crate) async fn lane(
     waiting: Arc<gather::Waiting<Vec<Mark>, Vec<Marked>>>,
     stop: CancellationToken,
 ) {
-    while let Some(Some(calls)) = stop.run_until_cancelled(waiting.next(NAMES_MAX, usize::MAX)).await {
+    waiting.serve(NAMES_MAX, usize::MAX, &stop, |calls| Box::pin(inner.cancel_calls(calls))).await;
+}
+
+impl Inner {
+    pub(crate) async fn mark(&self, marks: Vec<Mark>) -> Result<Vec<Marked>, StoreError> {
+        self.cancels.ask(&self.runtime, self.options.statement_timeout, marks).await
+    }
+
+    async fn cancel_calls(&self, calls: Vec<gather::Job<Vec<Mark>, Vec<Marked>>>) {
         let names: Vec<(TenantId, ScheduleId)> =
             calls.iter().flat_map(|call| &call.work).map(|mark| (mark.tenant, mark.id.clone())).collect();
-        match inner.cancel(&names).await {
+        match self.cancel(&names).await {
             Ok(marked) => {
                 let mut marked = marked.into_iter();
                 for call in calls {
@@ -56,12 +64,6 @@ pub(crate) async fn lane(
             }
             Err(error) => calls.into_iter().for_each(|call| call.answer(Err(error.clone()))),
         }
-    }
-}
-
-impl Inner {
-    pub(crate) async fn mark(&self, marks: Vec<Mark>) -> Result<Vec<Marked>, StoreError> {
-        self.cancels.ask(&self.runtime, self.options.statement_timeout, marks).await
     }
 
     async fn cancel(&self, names: &[(TenantId, ScheduleId)]) -> Result<Vec<Marked>, StoreError> {

@@ -1,12 +1,16 @@
 //! Calls that gather: while a transaction is under way, calls wait in a queue, and whoever makes the next one takes all that
 //! wait. So nothing lingers for company, and batches grow with the load.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use store::StoreError;
 use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use crate::error::closed;
 
@@ -51,7 +55,11 @@ impl<W, A> Queue<W, A> {
             Some(Err(_)) => return Err(closed()),
             None => return Err(StoreError::Unavailable(format!("too many calls are waiting since {limit:?}"))),
         }
-        answered.await.unwrap_or_else(|_| Err(closed()))
+        let given_up = |_| match self.0.is_closed() {
+            true => Err(closed()),
+            false => Err(StoreError::Unavailable("a fault met this call, or one beside it; the log has it".to_owned())),
+        };
+        answered.await.unwrap_or_else(given_up)
     }
 }
 
@@ -69,5 +77,98 @@ impl<W: Work, A> Waiting<W, A> {
             batch.push(job);
         }
         Some(batch)
+    }
+
+    /// Hands what waits to `work` until the store closes, up to a call that goes beyond `rows` or `bytes`. A panic fails
+    /// the calls that it met.
+    pub(crate) async fn serve<'a>(
+        &self,
+        rows: usize,
+        bytes: usize,
+        stop: &CancellationToken,
+        work: impl Fn(Vec<Job<W, A>>) -> BoxFuture<'a, ()>,
+    ) {
+        while let Some(Some(calls)) = stop.run_until_cancelled(self.next(rows, bytes)).await {
+            if AssertUnwindSafe(work(calls)).catch_unwind().await.is_err() {
+                tracing::error!("a panic in a batch of calls; all of them failed");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex as SyncMutex;
+
+    use super::*;
+
+    impl Work for Vec<u32> {
+        fn rows(&self) -> usize {
+            self.len()
+        }
+
+        fn bytes(&self) -> usize {
+            0
+        }
+    }
+
+    fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("threads can be made");
+        tokio.block_on(async { test(Runtime::real()).await })
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn what_waits_goes_in_one_batch_up_to_its_limit() {
+        on_real(async |runtime| {
+            let (queue, waiting) = queue::<Vec<u32>, usize>(100);
+            let asks = (0..6).map(|_| queue.ask(&runtime, PATIENCE, vec![0; 3]));
+            let (stop, batches) = (CancellationToken::new(), SyncMutex::new(Vec::new()));
+            let serving = waiting.serve(7, usize::MAX, &stop, |calls| {
+                batches.lock().expect("nobody panics").push(calls.len());
+                calls.into_iter().for_each(|call| {
+                    let rows = call.work.len();
+                    call.answer(Ok(rows));
+                });
+                Box::pin(std::future::ready(()))
+            });
+            let asking = async {
+                let answers = futures_util::future::join_all(asks).await;
+                stop.cancel();
+                answers
+            };
+            let ((), answers) = futures_util::future::join(serving, asking).await;
+            assert_eq!(answers, vec![Ok(3); 6]);
+            assert_eq!(batches.into_inner().expect("nobody panics"), [3, 3], "each goes beyond seven rows");
+        });
+    }
+
+    #[test]
+    fn a_panic_fails_the_calls_that_it_met_and_no_other() {
+        on_real(async |runtime| {
+            let (queue, waiting) = queue::<Vec<u32>, u32>(100);
+            let stop = CancellationToken::new();
+            let serving = waiting.serve(1, usize::MAX, &stop, |calls| {
+                Box::pin(async {
+                    for call in calls {
+                        let number = call.work[0];
+                        assert!(number != 2, "a bug, on purpose");
+                        call.answer(Ok(number));
+                    }
+                })
+            });
+            let asking = async {
+                let asks = (1..=3).map(|number| queue.ask(&runtime, PATIENCE, vec![number]));
+                let answers = futures_util::future::join_all(asks).await;
+                stop.cancel();
+                answers
+            };
+            let ((), answers) = futures_util::future::join(serving, asking).await;
+            assert_eq!((&answers[0], &answers[2]), (&Ok(1), &Ok(3)));
+            assert!(matches!(&answers[1], Err(StoreError::Unavailable(_))), "{answers:?}");
+            drop(waiting);
+            assert_eq!(queue.ask(&runtime, PATIENCE, vec![1]).await, Err(closed()));
+        });
     }
 }

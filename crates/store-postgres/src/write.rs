@@ -186,10 +186,7 @@ fn payload_of(write: &OwnerWrite) -> usize {
 
 /// Makes the transactions of owners, until the store closes. One of several.
 pub(crate) async fn lane(inner: Arc<Inner>, waiting: Arc<gather::Waiting<Writes, Answered>>, stop: CancellationToken) {
-    let next = || waiting.next(ITEMS_MAX, inner.options.batch_bytes);
-    while let Some(Some(calls)) = stop.run_until_cancelled(next()).await {
-        inner.write_calls(calls).await;
-    }
+    waiting.serve(ITEMS_MAX, inner.options.batch_bytes, &stop, |calls| Box::pin(inner.write_calls(calls))).await;
 }
 
 impl Inner {
