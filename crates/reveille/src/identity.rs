@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use domain::TenantId;
 use runtime::Runtime;
 use store::{Audit, Role, Store, Tenant};
@@ -90,11 +90,17 @@ pub(crate) async fn make_first(
     pollers: u16,
 ) -> anyhow::Result<Made> {
     let known = store.tenants().await.context("cannot read the tenants")?;
-    let has_operator = known.iter().any(|tenant| tenant.id == Tenant::OPERATOR);
-    let has_tenant = known.iter().any(|tenant| tenant.id != Tenant::OPERATOR);
+    let operators = known.iter().find(|tenant| tenant.id == Tenant::OPERATOR);
+    let first = known.iter().find(|tenant| tenant.id != Tenant::OPERATOR);
+    if let Some(operators) = operators {
+        take_over(operators, &operator_key_path(data), &[])?;
+    }
+    if let Some(first) = first {
+        take_over(first, &admin_key_path(data), &[signing_secret_path(data)])?;
+    }
     Ok(Made {
-        operator: !has_operator && make_operator(runtime, store, data).await?,
-        tenant: !has_tenant && make_tenant(runtime, store, data, pollers).await?,
+        operator: operators.is_none() && make_operator(runtime, store, data).await?,
+        tenant: first.is_none() && make_tenant(runtime, store, data, pollers).await?,
     })
 }
 
@@ -126,20 +132,58 @@ async fn make(
     tenant: Tenant,
     files: &[(PathBuf, String)],
 ) -> anyhow::Result<bool> {
-    // The files come first: a tenant whose key was lost in a crash would be nobody's; a key without a tenant is
-    // replaced by the next start.
+    for (path, _) in files {
+        ensure!(
+            !path.exists(),
+            "{} is there already, and may be the key of another store: move it away, or choose another folder with --data",
+            path.display()
+        );
+    }
+    // The drafts come first: a tenant whose key was lost in a crash would be nobody's. One without a tenant is replaced by
+    // the next start, and one whose tenant was made is taken over by it.
     for (path, text) in files {
-        write_secret(path, &format!("{text}\n"))?;
+        write_secret(&draft_of(path), &format!("{text}\n"))?;
     }
     let name = tenant.name.clone();
     let entry = Audit::of(&tenant, runtime.now(), "reveille", "tenant.create", &name);
     let put = store.put_tenant(tenant, entry).await.with_context(|| format!("cannot make the tenant `{name}`"))?;
-    if put.is_err() {
-        for (path, _) in files {
-            fs::remove_file(path).with_context(|| format!("cannot remove {}, which is of no use", path.display()))?;
+    for (path, text) in files {
+        let draft = draft_of(path);
+        // Another start on this folder may have replaced it.
+        let is_ours = fs::read_to_string(&draft).is_ok_and(|draft| draft.trim() == text);
+        match put {
+            Ok(()) => write_secret(path, &format!("{text}\n"))?,
+            Err(_) if !is_ours => continue,
+            Err(_) => {}
+        }
+        if is_ours {
+            fs::remove_file(&draft).with_context(|| format!("cannot remove {}", draft.display()))?;
         }
     }
     Ok(put.is_ok())
+}
+
+fn draft_of(path: &Path) -> PathBuf {
+    let mut draft = path.as_os_str().to_owned();
+    draft.push(".new");
+    PathBuf::from(draft)
+}
+
+/// After a crash between the making of a tenant and of its files: those that its drafts say, if the key is the tenant's.
+fn take_over(tenant: &Tenant, key: &Path, others: &[PathBuf]) -> anyhow::Result<()> {
+    let draft = draft_of(key);
+    let Ok(text) = fs::read_to_string(&draft) else { return Ok(()) };
+    if key.exists() || !tenant.keys.iter().any(|key| text.split_once('.').is_some_and(|(id, _)| id == key.id)) {
+        return Ok(());
+    }
+    // The key last: as long as its draft is there, this is done again.
+    for path in others.iter().map(PathBuf::as_path).chain([key]) {
+        let draft = draft_of(path);
+        if draft.exists() {
+            fs::rename(&draft, path).with_context(|| format!("cannot rename {}", draft.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn write_secret(path: &Path, text: &str) -> anyhow::Result<()> {
@@ -186,11 +230,33 @@ mod tests {
                 assert_eq!(tenant.keys[0].secret_sha256, <[u8; 32]>::from(Sha256::digest(secret)));
                 texts.push((path, text));
             }
+            // As a crash leaves it, once the tenants are there and before their files are.
+            for path in [operator_key_path(data.path()), admin_key_path(data.path()), signing_secret_path(data.path())]
+            {
+                assert!(!draft_of(&path).exists());
+                fs::rename(&path, draft_of(&path)).unwrap();
+            }
             let made = make_first(&runtime, &store, data.path(), 8).await.unwrap();
             assert_eq!(made, Made { operator: false, tenant: false }, "only once");
             for (path, text) in texts {
                 assert_eq!(fs::read_to_string(path).unwrap(), text, "the key stays");
             }
+        });
+    }
+    #[test]
+    fn a_key_of_another_store_is_not_overwritten() {
+        let data = tempfile::tempdir().unwrap();
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        tokio.block_on(async {
+            let runtime = Runtime::real();
+            let store = || store::memory::MemoryStore::new(runtime.clone(), store::memory::MemoryOptions::default());
+            make_first(&runtime, &store(), data.path(), 8).await.unwrap();
+            let key = fs::read_to_string(operator_key_path(data.path())).unwrap();
+            let another = store();
+            let refused = make_first(&runtime, &another, data.path(), 8).await.unwrap_err().to_string();
+            assert!(refused.contains("operator.key is there already"), "{refused}");
+            assert_eq!(fs::read_to_string(operator_key_path(data.path())).unwrap(), key);
+            assert_eq!(another.tenants().await.unwrap(), []);
         });
     }
 }

@@ -16,6 +16,7 @@ use crate::owner::Event;
 use crate::peers::{Ask, Named, Outcome, PeerError, Reply};
 use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer};
 use crate::shared::Shared;
+use crate::supervisor::refresh_tenants;
 
 /// How long a request waits for its shard to have an owner that answers. Shards that are handed over are without one
 /// for some milliseconds; those of a dead member for the rest of its lease, which nobody waits for here.
@@ -185,10 +186,14 @@ impl Router {
     async fn try_answer(&self, ask: Ask) -> Result<Reply, Undone> {
         Ok(match ask {
             Ask::Create(requests) => {
-                let requests = requests.into_iter().map(|request| self.request(request)).collect::<Result<_, _>>()?;
+                let mut known = Vec::with_capacity(requests.len());
+                for request in requests {
+                    known.push(self.request(request).await?);
+                }
+                let requests = known;
                 Reply::Created(self.changes.create(requests).await?)
             }
-            Ask::Put(request) => Reply::Put(self.changes.put(self.request(request)?).await?),
+            Ask::Put(request) => Reply::Put(self.changes.put(self.request(request).await?).await?),
             Ask::Cancel { poller, incarnation, applied } => {
                 Reply::Cancelled(self.changes.cancel(poller, incarnation, applied).await?)
             }
@@ -267,9 +272,12 @@ impl Router {
         self.nudging.lock().expect("no holder of this lock panics")
     }
 
-    fn request(&self, named: Named) -> Result<Create, Undone> {
+    async fn request(&self, named: Named) -> Result<Create, Undone> {
         let Named { tenant, id, incarnation, spec } = named;
-        // A tenant that is not known here yet is one that this member cannot own anything of.
+        if self.shared.tenants.get(tenant).is_none() {
+            // Whoever asks has heard of it already.
+            refresh_tenants(&self.shared).await?;
+        }
         let tenant: Arc<Tenant> = self.shared.tenants.get(tenant).ok_or(Undone::NotOwned)?;
         Ok(Create { tenant, id: Some(id), incarnation, spec })
     }

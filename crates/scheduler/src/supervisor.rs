@@ -279,6 +279,27 @@ async fn regain(shared: &Shared) -> Gained {
     }
 }
 
+/// With the pollers of tenants that came to be known since this was taken, before there was an owner to be told.
+async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
+    let known: BTreeSet<PollerId> = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
+    let new = shared.tenants.pollers().into_iter().filter(|poller| !known.contains(poller));
+    let owned: Vec<PollerId> = new.filter(|poller| shared.shards.tenure(poller.shard()).is_some()).collect();
+    if owned.is_empty() {
+        return taken;
+    }
+    let tenure = |shard| shared.shards.tenure(shard).expect("shards move only under the lock that is held");
+    loop {
+        match with_positions(shared, owned.clone(), tenure).await {
+            Ok(pollers) => {
+                taken.pollers.extend(pollers);
+                return taken;
+            }
+            Err(error) => count_store_error(&shared.metrics, "positions", &error),
+        }
+        shared.runtime.sleep(RETRY_WAIT).await;
+    }
+}
+
 async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationToken) {
     let moving = shared.moving.lock().await;
     let (bookings, to_book) = mpsc::channel(BOOKINGS_MAX);
@@ -296,7 +317,7 @@ async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationTok
     // What the owner before had in flight may be made again.
     shared.in_flight.clear();
     let gained = match taken {
-        Some(taken) => taken,
+        Some(taken) => with_new_pollers(&shared, taken).await,
         None => regain(&shared).await,
     };
     give(&shared, gained).await;

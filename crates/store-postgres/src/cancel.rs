@@ -62,6 +62,12 @@ impl Inner {
                     call.answer(Ok(marked.by_ref().take(count).collect()));
                 }
             }
+            // One that cannot be read must not keep the others from being cancelled.
+            Err(error) if calls.len() > 1 && !error.is_retryable() => {
+                for call in calls {
+                    Box::pin(self.cancel_calls(vec![call])).await;
+                }
+            }
             Err(error) => calls.into_iter().for_each(|call| call.answer(Err(error.clone()))),
         }
     }

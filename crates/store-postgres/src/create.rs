@@ -5,10 +5,12 @@
 //! the rest under locks ([`Inner::insert_with_care`]).
 
 use std::collections::{BTreeSet, HashMap};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{DueKey, PollerId, Timestamp};
+use futures_util::FutureExt as _;
 use futures_util::future::try_join_all;
 use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Link, Session};
@@ -166,8 +168,10 @@ pub(crate) async fn lane(
             batch = waiting.next(inner.options.batch_rows, inner.options.batch_bytes) => batch,
         };
         let Some(batch) = batch else { return };
-        // Whoever asks later finds the queue closed.
-        inner.create(&link, batch).await;
+        // Whoever asks later finds the queue closed; a panic is passed on to the calls that it met.
+        if AssertUnwindSafe(inner.create(&link, batch)).catch_unwind().await.is_err() {
+            tracing::error!("a panic in a batch of creations, which is passed on to each of them");
+        }
     }
 }
 

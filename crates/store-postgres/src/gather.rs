@@ -48,6 +48,9 @@ pub(crate) fn queue<W, A>(calls: usize) -> (Queue<W, A>, Arc<Waiting<W, A>>) {
 
 impl<W, A> Queue<W, A> {
     /// Waits at the door for at most `limit`.
+    ///
+    /// # Panics
+    /// If the batch that the call is in does.
     pub(crate) async fn ask(&self, runtime: &Runtime, limit: Duration, work: W) -> Result<A, StoreError> {
         let (answer, answered) = oneshot::channel();
         match runtime.timeout(limit, Box::pin(self.0.send(Job { work, answer }))).await {
@@ -55,11 +58,11 @@ impl<W, A> Queue<W, A> {
             Some(Err(_)) => return Err(closed()),
             None => return Err(StoreError::Unavailable(format!("too many calls are waiting since {limit:?}"))),
         }
-        let given_up = |_| match self.0.is_closed() {
-            true => Err(closed()),
-            false => Err(StoreError::Unavailable("a fault met this call, or one beside it; the log has it".to_owned())),
-        };
-        answered.await.unwrap_or_else(given_up)
+        match answered.await {
+            Ok(answer) => answer,
+            Err(_) if self.0.is_closed() => Err(closed()),
+            Err(_) => panic!("a bug met this call, or one that shared its transaction"),
+        }
     }
 }
 
@@ -79,8 +82,8 @@ impl<W: Work, A> Waiting<W, A> {
         Some(batch)
     }
 
-    /// Hands what waits to `work` until the store closes, up to a call that goes beyond `rows` or `bytes`. A panic fails
-    /// the calls that it met.
+    /// Hands what waits to `work` until the store closes, up to a call that goes beyond `rows` or `bytes`. A panic is
+    /// passed on to the calls that it met.
     pub(crate) async fn serve<'a>(
         &self,
         rows: usize,
@@ -90,7 +93,7 @@ impl<W: Work, A> Waiting<W, A> {
     ) {
         while let Some(Some(calls)) = stop.run_until_cancelled(self.next(rows, bytes)).await {
             if AssertUnwindSafe(work(calls)).catch_unwind().await.is_err() {
-                tracing::error!("a panic in a batch of calls; all of them failed");
+                tracing::error!("a panic in a batch of calls, which is passed on to each of them");
             }
         }
     }
@@ -145,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_fails_the_calls_that_it_met_and_no_other() {
+    fn a_panic_meets_the_callers_of_its_batch_and_no_other() {
         on_real(async |runtime| {
             let (queue, waiting) = queue::<Vec<u32>, u32>(100);
             let stop = CancellationToken::new();
@@ -159,14 +162,16 @@ mod tests {
                 })
             });
             let asking = async {
-                let asks = (1..=3).map(|number| queue.ask(&runtime, PATIENCE, vec![number]));
+                let ask = |number| AssertUnwindSafe(queue.ask(&runtime, PATIENCE, vec![number])).catch_unwind();
+                let asks = (1..=3).map(ask);
                 let answers = futures_util::future::join_all(asks).await;
                 stop.cancel();
                 answers
             };
             let ((), answers) = futures_util::future::join(serving, asking).await;
-            assert_eq!((&answers[0], &answers[2]), (&Ok(1), &Ok(3)));
-            assert!(matches!(&answers[1], Err(StoreError::Unavailable(_))), "{answers:?}");
+            let [Ok(Ok(1)), Err(_), Ok(Ok(3))] = &answers[..] else {
+                panic!("the second call alone fails: {answers:?}")
+            };
             drop(waiting);
             assert_eq!(queue.ask(&runtime, PATIENCE, vec![1]).await, Err(closed()));
         });

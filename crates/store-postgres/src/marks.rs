@@ -1,4 +1,4 @@
-//! Cancel marks, which members of earlier builds leave (of this one, a mark cancels by itself: `cancel`): kept until whoever
+//! Cancel marks, which members of earlier builds left (of this one, a mark cancels by itself: `cancel`): kept until whoever
 //! was told of them presents the cursor of that answer.
 //!
 //! A cursor stands for the very marks that its answer told, not for a place in an order: marks become visible in the order of

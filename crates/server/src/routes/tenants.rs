@@ -182,8 +182,9 @@ pub(super) async fn revoke_key(
         let known = tenant.keys.iter().position(|key| key.id == key_id);
         let at = known.ok_or_else(|| refuse(Kind::KeyNotFound, "the tenant has no key of this id"))?;
         let key = tenant.keys.remove(at);
-        if tenant.id == Tenant::OPERATOR && tenant.keys.is_empty() {
-            return Err(refuse(Kind::LastOne, "nobody could make another; make one before you revoke this"));
+        if tenant.id == Tenant::OPERATOR && tenant.keys.iter().all(|key| key.expires_at.is_some()) {
+            let detail = "nobody could make another one day; make one that does not expire before you revoke this";
+            return Err(refuse(Kind::LastOne, detail));
         }
         Ok((key.id.clone(), key))
     })

@@ -170,6 +170,12 @@ async fn a_key_ends_when_it_is_revoked_and_when_it_expires() {
     let operators = world.send_as(OPERATOR_KEY, "GET", "/v1/tenants/operator/keys", "").await;
     let last = format!("/v1/tenants/operator/keys/{}", operators.text("/keys/0/id"));
     assert_eq!(code(&world, OPERATOR_KEY, "DELETE", &last, "").await, (409, "last_one".to_owned()));
+    let keys = "/v1/tenants/operator/keys";
+    let expiring = r#"{"role":"operator","expires_at":"2035-01-01T00:00:00Z"}"#;
+    assert_eq!(code(&world, OPERATOR_KEY, "POST", keys, expiring).await.0, 201);
+    assert_eq!(code(&world, OPERATOR_KEY, "DELETE", &last, "").await, (409, "last_one".to_owned()));
+    assert_eq!(code(&world, OPERATOR_KEY, "POST", keys, r#"{"role":"operator"}"#).await.0, 201);
+    assert_eq!(code(&world, OPERATOR_KEY, "DELETE", &last, "").await.0, 200);
     world.stop().await;
 }
 
