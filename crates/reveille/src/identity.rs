@@ -122,7 +122,8 @@ async fn make_tenant(runtime: &Runtime, store: &dyn Store, data: &Path, pollers:
     let secret = server::new_signing_secret(runtime);
     let text = server::signing_secret_text(&secret);
     let tenant = Tenant { keys: vec![key], ..Tenant::new(TenantId(1), "default", pollers, secret) };
-    make(runtime, store, tenant, &[(admin_key_path(data), bearer), (signing_secret_path(data), text)]).await
+    // The key last: as long as its draft is there, a start takes over what a crash left.
+    make(runtime, store, tenant, &[(signing_secret_path(data), text), (admin_key_path(data), bearer)]).await
 }
 
 /// Whether nobody else has made this tenant meanwhile.
@@ -151,10 +152,8 @@ async fn make(
         let draft = draft_of(path);
         // Another start on this folder may have replaced it.
         let is_ours = fs::read_to_string(&draft).is_ok_and(|draft| draft.trim() == text);
-        match put {
-            Ok(()) => write_secret(path, &format!("{text}\n"))?,
-            Err(_) if !is_ours => continue,
-            Err(_) => {}
+        if put.is_ok() {
+            write_secret(path, &format!("{text}\n"))?;
         }
         if is_ours {
             fs::remove_file(&draft).with_context(|| format!("cannot remove {}", draft.display()))?;
@@ -176,7 +175,7 @@ fn take_over(tenant: &Tenant, key: &Path, others: &[PathBuf]) -> anyhow::Result<
     if key.exists() || !tenant.keys.iter().any(|key| text.split_once('.').is_some_and(|(id, _)| id == key.id)) {
         return Ok(());
     }
-    // The key last: as long as its draft is there, this is done again.
+    // The key last, as above.
     for path in others.iter().map(PathBuf::as_path).chain([key]) {
         let draft = draft_of(path);
         if draft.exists() {

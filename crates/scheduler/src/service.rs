@@ -216,7 +216,7 @@ impl Scheduler {
 
     /// The tenant and key that `key_id` names.
     #[must_use]
-    pub fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, ApiKey)> {
+    pub fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
         self.shared.tenants.key(key_id)
     }
 

@@ -61,6 +61,21 @@ async fn with_positions(
     Ok(pollers.into_iter().zip(positions).map(with).collect())
 }
 
+/// Of `pollers`, those that are owned here and not among `known`. The caller holds the lock under which shards move.
+async fn new_pollers(
+    shared: &Shared,
+    pollers: impl IntoIterator<Item = PollerId>,
+    known: &BTreeSet<PollerId>,
+) -> Result<Vec<(PollerId, Tenure, store::Positions)>, StoreError> {
+    let new = pollers.into_iter().filter(|poller| !known.contains(poller));
+    let owned: Vec<PollerId> = new.filter(|poller| shared.shards.tenure(poller.shard()).is_some()).collect();
+    if owned.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tenure = |shard| shared.shards.tenure(shard).expect("shards move only under the lock that is held");
+    with_positions(shared, owned, tenure).await
+}
+
 /// The attempts that the owners before have in flight still: those without an outcome.
 async fn handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOver>, StoreError> {
     let now = shared.runtime.now();
@@ -242,12 +257,9 @@ async fn watch_tenants(shared: Arc<Shared>) {
 pub(crate) async fn refresh_tenants(shared: &Shared) -> Result<(), StoreError> {
     let _moving = shared.moving.lock().await;
     let tenants = shared.store.tenants().await?;
-    let before: BTreeSet<PollerId> = shared.tenants.pollers().into_iter().collect();
-    let new = tenants.iter().flat_map(pollers_of).filter(|poller| !before.contains(poller));
-    let owned = new.filter(|poller| shared.shards.tenure(poller.shard()).is_some()).collect();
-    let tenure = |shard| shared.shards.tenure(shard).expect("shards move only under the lock that is held");
+    let before = shared.tenants.pollers().into_iter().collect();
     // Before they are known: if this fails, they are new the next time, too.
-    let pollers = with_positions(shared, owned, tenure).await?;
+    let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
     if shared.tenants.replace(tenants) {
         give(shared, Gained { pollers, ..Gained::default() }).await;
     }
@@ -281,15 +293,9 @@ async fn regain(shared: &Shared) -> Gained {
 
 /// With the pollers of tenants that came to be known since this was taken, before there was an owner to be told.
 async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
-    let known: BTreeSet<PollerId> = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
-    let new = shared.tenants.pollers().into_iter().filter(|poller| !known.contains(poller));
-    let owned: Vec<PollerId> = new.filter(|poller| shared.shards.tenure(poller.shard()).is_some()).collect();
-    if owned.is_empty() {
-        return taken;
-    }
-    let tenure = |shard| shared.shards.tenure(shard).expect("shards move only under the lock that is held");
+    let known = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
     loop {
-        match with_positions(shared, owned.clone(), tenure).await {
+        match new_pollers(shared, shared.tenants.pollers(), &known).await {
             Ok(pollers) => {
                 taken.pollers.extend(pollers);
                 return taken;

@@ -12,7 +12,7 @@ pub(crate) struct Tenants(RwLock<Arc<Known>>);
 #[derive(Default)]
 struct Known {
     by_id: BTreeMap<TenantId, Arc<Tenant>>,
-    by_key: BTreeMap<String, (Arc<Tenant>, ApiKey)>,
+    by_key: BTreeMap<String, (Arc<Tenant>, Arc<ApiKey>)>,
 }
 
 impl Tenants {
@@ -26,7 +26,7 @@ impl Tenants {
         let mut new = Known::default();
         for tenant in tenants {
             let tenant = Arc::new(tenant);
-            let keys = tenant.keys.iter().map(|key| (key.id.clone(), (tenant.clone(), key.clone())));
+            let keys = tenant.keys.iter().map(|key| (key.id.clone(), (tenant.clone(), Arc::new(key.clone()))));
             new.by_key.extend(keys);
             new.by_id.insert(tenant.id, tenant);
         }
@@ -43,7 +43,7 @@ impl Tenants {
     }
 
     /// The tenant and key that `key_id` names.
-    pub(crate) fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, ApiKey)> {
+    pub(crate) fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
         self.known().by_key.get(key_id).cloned()
     }
 

@@ -14,7 +14,7 @@ use crate::shared::Shared;
 /// Whose key a request carries.
 pub(crate) struct Caller {
     pub(crate) tenant: Arc<Tenant>,
-    pub(crate) key: ApiKey,
+    pub(crate) key: Arc<ApiKey>,
 }
 
 /// The tenant whose key this request carries, which may do what `needs` may with the tenant's schedules.

@@ -16,7 +16,7 @@ pub struct Options {
     /// Connections that write creations, each with one transaction under way. Default 2; more sync more often, fewer leave
     /// the server idle while one transaction syncs.
     pub creator_connections: usize,
-    /// Connections for the transactions of owners. Default 3.
+    /// Connections for the transactions of owners, and for cancellations. Default 3.
     pub owner_connections: usize,
     /// Connections that reads share. Default 2.
     pub reader_connections: usize,
@@ -24,7 +24,8 @@ pub struct Options {
     pub batch_rows: usize,
     /// The most payload bytes of one. Default 4 MiB.
     pub batch_bytes: usize,
-    /// Creations that wait, in calls, before further calls wait at the door. Default 10,000.
+    /// Creations that wait, in calls, before further calls wait at the door; as many owners' writes, and cancellations.
+    /// Default 10,000.
     pub queue_calls: usize,
 }
 

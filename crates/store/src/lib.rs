@@ -167,7 +167,8 @@ pub enum Inserted {
 pub struct Placed {
     /// Where the row is: as asked, or the first instant after `closed` if the engine saw that its poller had closed that.
     pub position: Timestamp,
-    /// The engine compared `position` with `closed` in the same step as the write. If not, the creator must: by
+    /// The engine compared `position` with `closed`, in the same step as the write or once the row was durable, and it lies
+    /// after it. If not, the creator must: by
     /// [`Store::closed`] after this, and [`Store::place`] again if it has passed.
     pub settled: bool,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use coordination::Ownership;
 use domain::id::SHARDS;
-use domain::{AttemptResult, ScheduleId, ShardId, When};
+use domain::{AttemptResult, ScheduleId, ShardId, TenantId, When};
 use futures_util::future::{join, join_all};
 use scheduler::{CancelAnswer, Create, CreateRefusal, Delivery, RedriveAnswer, Scheduler};
 use simulator::Simulation;
@@ -254,6 +254,26 @@ fn a_tenant_that_gets_more_pollers_loses_nothing_while_members_learn_of_them_one
         town.sleep(Duration::from_secs(10)).await;
         let latest = town.each_once(&ids);
         assert!(latest < Duration::from_millis(500), "{latest:?} late");
+    });
+}
+
+#[test]
+fn a_member_that_is_asked_for_a_tenant_it_has_not_heard_of_looks_at_once() {
+    both_engines(async |sim, options| {
+        let town = Town::new(sim, options, quick).await;
+        let (a, b) = (town.join("a").await, town.join("b").await);
+        town.settle(&[&a, &b]).await;
+        let new = tenant(TenantId(7));
+        put_tenant(&town.store, new.clone()).await.unwrap();
+        let before = sim.elapsed();
+        for n in 0..20 {
+            let request = Create { tenant: Arc::new(new.clone()), ..named(&format!("n{n}"), town.in_ms(5_000)) };
+            let member = a.clone();
+            let made = town.at("a", async move { member.create(vec![request]).await }).await.unwrap();
+            assert!(made[0].is_ok(), "{made:?}");
+        }
+        let took = sim.elapsed() - before;
+        assert!(took < Duration::from_millis(500), "{took:?}");
     });
 }
 

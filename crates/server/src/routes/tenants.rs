@@ -73,7 +73,7 @@ async fn put(shared: &Shared, tenant: Tenant, act: &Act<'_>) -> Result<bool, Ref
 }
 
 /// The tenant of this name, for its admins and for operators; to others there is none.
-fn administered(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<(Arc<Tenant>, ApiKey), Refused> {
+fn administered(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<(Arc<Tenant>, Arc<ApiKey>), Refused> {
     let caller = caller(shared, headers)?;
     let tenant = match caller.key.role {
         Role::Operator => shared.scheduler.tenant(name).ok_or_else(not_found)?,
@@ -84,7 +84,7 @@ fn administered(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<(Arc
     Ok((tenant, caller.key))
 }
 
-fn operator(shared: &Shared, headers: &HeaderMap) -> Result<ApiKey, Refused> {
+fn operator(shared: &Shared, headers: &HeaderMap) -> Result<Arc<ApiKey>, Refused> {
     let key = caller(shared, headers)?.key;
     check_role(&key, Role::Operator)?;
     Ok(key)

@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use domain::Incarnation;
-use engines::postgres::Postgres;
+use domain::{Incarnation, Status};
+use engines::postgres::{Postgres, shared};
+use futures_util::future::{join, join_all};
 use runtime::Runtime;
-use store::{Answer, Change, Health, Inserted, Positions, Store, StoreError, WriteRefusal, Written};
+use store::{Answer, Change, Health, Insert, Inserted, Mark, Positions, Store, StoreError, WriteRefusal, Written};
 use store_postgres::{Options, PostgresStore};
 
-use crate::support::{Home, POLLER, database, due_after, migrated, on_real, one_shot, outcome, owned};
+use crate::support::{Home, POLLER, TENANT, database, due_after, migrated, name_of, on_real, one_shot, outcome, owned};
 
 /// Creates and finishes schedules until told to stop; those that were answered.
 async fn load(runtime: &Runtime, store: &PostgresStore, stop: &AtomicBool) -> (Vec<Incarnation>, Vec<Incarnation>) {
@@ -80,7 +81,7 @@ fn a_restart_and_kills_under_load_lose_nothing_that_was_answered() {
             stop.store(true, Ordering::Relaxed);
         };
         let loads = (0..4).map(|_| load(&runtime, &store, &stop));
-        let (answered, ()) = futures_util::future::join(futures_util::future::join_all(loads), faults).await;
+        let (answered, ()) = join(join_all(loads), faults).await;
         let (created, finished): (Vec<_>, Vec<_>) = answered.into_iter().unzip();
         let (created, finished) = (created.concat(), finished.concat());
         assert!(created.len() > 20 && finished.len() > 10, "{} and {}", created.len(), finished.len());
@@ -122,10 +123,10 @@ fn a_server_that_freezes_fails_calls_in_time_and_is_used_again() {
         postgres.pause().unwrap();
         let start = runtime.monotonic();
         let calls = (0..20).map(|_| store.insert(vec![soon()]));
-        let inserted = futures_util::future::join_all(calls);
+        let inserted = join_all(calls);
         let reads = (0..20).map(|_| store.positions(vec![POLLER]));
-        let taken = futures_util::future::join(store.take(vec![POLLER.shard()]), futures_util::future::join_all(reads));
-        let (inserted, (taken, read)) = futures_util::future::join(inserted, taken).await;
+        let taken = join(store.take(vec![POLLER.shard()]), join_all(reads));
+        let (inserted, (taken, read)) = join(inserted, taken).await;
         let failures =
             inserted.into_iter().map(Result::err).chain([taken.err()]).chain(read.into_iter().map(Result::err));
         for failure in failures {
@@ -162,7 +163,7 @@ fn of_two_members_only_the_one_with_the_newest_term_writes() {
                 let term = owners[1].take(vec![POLLER.shard()]).await.unwrap()[0];
                 (term, owners[1].find_runs(vec![insert.due.occurrence]).await.unwrap().remove(0))
             };
-            let (answer, (newer, seen)) = futures_util::future::join(write, take).await;
+            let (answer, (newer, seen)) = join(write, take).await;
             assert!(newer > term);
             match answer {
                 Ok(_) => {
@@ -244,5 +245,31 @@ fn an_owner_that_stops_within_its_transaction_does_not_hold_up_the_next() {
         assert_eq!(new_home.store.find_runs(vec![insert.due.occurrence]).await.unwrap(), seen);
         drop(old_home);
         new_home.close().await;
+    });
+}
+
+#[test]
+fn a_damaged_schedule_keeps_no_other_from_being_cancelled() {
+    let url = database();
+    on_real(async |runtime| {
+        let home = Home::open(&runtime, &url).await;
+        let at = runtime.now() + Duration::from_secs(60);
+        let inserts = [one_shot(&runtime, at), one_shot(&runtime, at), one_shot(&runtime, at)];
+        home.store.insert(inserts.to_vec()).await.unwrap();
+        let incarnation = inserts[1].schedule.incarnation;
+        let damage = format!(
+            "update reveille.schedule set spec = 'x' where incarnation = '{}'",
+            uuid::Uuid::from_u128(incarnation.0)
+        );
+        shared().sql(name_of(&url), &damage).unwrap();
+        let mark = |insert: &Insert| home.store.mark(vec![Mark { tenant: TENANT, id: insert.schedule.id.clone() }]);
+        let answers = join_all(inserts.iter().map(mark)).await;
+        assert!(matches!(answers[1], Err(StoreError::Damaged(_))), "{answers:?}");
+        for (insert, answer) in [(&inserts[0], &answers[0]), (&inserts[2], &answers[2])] {
+            assert!(answer.as_ref().is_ok_and(|marked| marked[0].applied), "{answer:?}");
+            let now = home.store.load(vec![insert.schedule.incarnation]).await.unwrap().remove(0).unwrap();
+            assert_eq!(now.status, Status::Cancelled);
+        }
+        home.close().await;
     });
 }
