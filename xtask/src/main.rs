@@ -3,6 +3,7 @@
 mod chaos;
 mod chores;
 mod needs;
+mod schemathesis;
 mod stage;
 mod test;
 mod tidy;
@@ -23,6 +24,8 @@ struct Arguments {
 enum Chore {
     /// Pass every test there is, in under 30 minutes on two cores
     Test,
+    /// Send a real server what Schemathesis draws from its OpenAPI document; a part of `test`
+    Schemathesis,
     /// Check the rules of the house that no compiler knows
     Tidy,
     /// Write the index of the decisions anew
@@ -46,6 +49,7 @@ enum Chore {
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Test => test::run(),
+        Chore::Schemathesis => test::schemathesis_alone(),
         Chore::Tidy => chores::tidy(),
         Chore::Index => chores::index(),
         Chore::Simulate { arguments } => chores::simulate(&arguments),

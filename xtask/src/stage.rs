@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 
 /// Found by its name, so that the toolchain is the one that the checkout pins.
 pub(crate) const CARGO: &str = "cargo";
@@ -14,6 +14,22 @@ pub(crate) fn root() -> PathBuf {
     let mut root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.pop();
     root
+}
+
+/// Where cargo builds.
+///
+/// # Errors
+/// If cargo cannot be asked.
+pub(crate) fn target() -> anyhow::Result<PathBuf> {
+    #[derive(serde::Deserialize)]
+    struct Metadata {
+        target_directory: PathBuf,
+    }
+    let mut command = Command::new(CARGO);
+    command.args(["metadata", "--format-version", "1", "--no-deps"]).current_dir(root());
+    let output = command.output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(serde_json::from_slice::<Metadata>(&output.stdout)?.target_directory)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -1,12 +1,12 @@
 //! `cargo xtask test`: every stage runs, whatever became of the others, so that one run tells all that is wrong.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use crate::stage::{self, CARGO, Counts, run_check, run_tests};
-use crate::{needs, tidy};
+use crate::{needs, schemathesis, tidy};
 
 type Stage = fn() -> anyhow::Result<Counts>;
 
@@ -18,12 +18,14 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     needs::provide()?;
     let mut total = Counts::default();
     let mut failed = Vec::new();
-    let stages: [(&str, Stage); 5] = [
+    let stages: [(&str, Stage); 7] = [
         ("format", format),
         ("tidy", tidied),
         ("clippy", clippy),
         ("tests", tests),
         ("receiver-python", receiver_python),
+        ("schemathesis", schemathesis::run),
+        ("containerfile", containerfile),
     ];
     for (name, stage) in stages {
         let counts = stage().unwrap_or_else(|error| {
@@ -41,6 +43,13 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     }
     writeln!(std::io::stdout(), "\n{} passed, {} failed", total.passed, total.failed)?;
     Ok(if total.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// # Errors
+/// If it cannot be run.
+pub(crate) fn schemathesis_alone() -> anyhow::Result<ExitCode> {
+    let counts = schemathesis::run()?;
+    Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn format() -> anyhow::Result<Counts> {
@@ -75,17 +84,33 @@ fn tests() -> anyhow::Result<Counts> {
 /// The receiver in Python has tests of its own, in an environment of its own.
 fn receiver_python() -> anyhow::Result<Counts> {
     let folder = Path::new("tools/receiver-python");
-    let environment = Path::new("target/receiver-python");
-    let python = environment.join("bin/python");
+    let programs = python_environment("receiver-python", &folder.join("requirements.txt"))?;
+    // unittest tells its count on stderr.
+    let script =
+        format!("exec {}/python -m unittest discover --start-directory {} 2>&1", programs.display(), folder.display());
+    run_tests(Command::new("sh").args(["-c", &script]))
+}
+
+/// The container's file is looked over; it is not built.
+fn containerfile() -> anyhow::Result<Counts> {
+    let programs = python_environment("deploy", Path::new("deploy/requirements.txt"))?;
+    run_check(Command::new(programs.join("hadolint")).arg("deploy/Containerfile"))
+}
+
+/// An environment of this name, with what `requirements` asks for; where its programs are.
+///
+/// # Errors
+/// If it cannot be made.
+pub(crate) fn python_environment(name: &str, requirements: &Path) -> anyhow::Result<PathBuf> {
+    let environment = Path::new("target").join(name);
+    let programs = environment.join("bin");
+    let python = programs.join("python");
     if !stage::root().join(&python).exists() {
-        let made = run_check(Command::new("python3").args(["-m", "venv"]).arg(environment))?;
+        let made = run_check(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
         anyhow::ensure!(made.failed == 0, "python3 cannot make an environment in {}", environment.display());
     }
-    let requirements = folder.join("requirements.txt");
     let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"];
     let installed = run_check(Command::new(&python).args(pip).arg(requirements))?;
-    anyhow::ensure!(installed.failed == 0, "pip cannot install what the receiver needs");
-    // unittest tells its count on stderr.
-    let script = format!("exec {} -m unittest discover --start-directory {} 2>&1", python.display(), folder.display());
-    run_tests(Command::new("sh").args(["-c", &script]))
+    anyhow::ensure!(installed.failed == 0, "pip cannot install {}", requirements.display());
+    Ok(programs)
 }

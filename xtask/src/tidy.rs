@@ -1,6 +1,7 @@
 //! The rules of the house that no compiler knows. Each is a pure function of files, so that its tests can break it.
 
 mod arrows;
+mod dependencies;
 mod documents;
 mod sources;
 
@@ -63,6 +64,10 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let mut found = arrows::findings(&packages);
     found.extend(sources::findings(&files));
     found.extend(documents::findings(&files, &packages));
+    let policy = files.iter().find(|file| file.path == dependencies::POLICY);
+    let file = policy.with_context(|| format!("{} is not there", dependencies::POLICY))?;
+    let policy = dependencies::Policy::read(file)?;
+    found.extend(dependencies::findings(file, &policy, &read_graph(root, policy.target())?));
     Ok(found)
 }
 
@@ -87,6 +92,15 @@ fn read_files(root: &Path) -> anyhow::Result<Vec<File>> {
         }
     }
     Ok(files)
+}
+
+/// All that is built for `target`, whose manifests cargo gets from the registry if they are not there yet.
+fn read_graph(root: &Path, target: &str) -> anyhow::Result<dependencies::Graph> {
+    let mut command = Command::new(CARGO);
+    command.args(["metadata", "--format-version", "1", "--all-features", "--filter-platform", target]);
+    let told = command.current_dir(root).output().context("cannot start cargo")?;
+    ensure!(told.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&told.stderr));
+    serde_json::from_slice(&told.stdout).context("what cargo metadata says")
 }
 
 fn read_packages(root: &Path) -> anyhow::Result<Vec<arrows::Package>> {

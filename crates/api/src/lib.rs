@@ -6,23 +6,28 @@
 //! Always true here: field names and the values of enums are the wire's, and never change within `/v1`; fields may be
 //! added to answers, so a client ignores what it does not know; a request with an unknown field is refused.
 
+mod ask;
 mod batch;
+mod patch;
 mod problem;
 mod run;
 mod schedule;
+mod secret;
 mod tenant;
 mod time;
 
 pub use batch::BatchLine;
+pub use patch::SchedulePatch;
 pub use problem::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 pub use run::{Attempt, CancelResult, Cancelled, Redriven, Run, RunPage, RunState};
 pub use schedule::{
-    HttpTarget, Retry, RetryRequest, Schedule, ScheduleRequest, ScheduleState, ScheduleSummary, Target, TargetRequest,
-    TargetRequestHttp,
+    DryRun, HttpTarget, Retry, RetryRequest, Schedule, SchedulePage, ScheduleRequest, ScheduleState, ScheduleSummary,
+    Target, TargetRequest, TargetRequestHttp,
 };
+pub use secret::Secret;
 pub use tenant::{
-    AuditEntry, AuditPage, Key, KeyList, KeyMade, KeyRequest, Role, SigningSecret, SigningSecretList,
-    SigningSecretMade, Tenant, TenantList, TenantMade, TenantRequest,
+    AuditEntry, AuditPage, Egress, Key, KeyList, KeyMade, KeyRequest, Quota, QuotaSheet, Quotas, Role, SigningSecret,
+    SigningSecretList, SigningSecretMade, Tenant, TenantList, TenantMade, TenantPatch, TenantRequest,
 };
 pub use time::Time;
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 pub const PROBLEM_CONTENT_TYPE: &str = "application/problem+json";
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// `urn:reveille:problem:` and the code.
     #[serde(rename = "type")]
@@ -20,6 +21,9 @@ pub struct Problem {
     /// Names this request in the server's log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
+    /// The quota that this is about, if it is about one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota: Option<Cow<'static, str>>,
     /// Every offending field at once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
@@ -27,6 +31,7 @@ pub struct Problem {
 
 /// One thing wrong with one part of the request. Exactly one of `pointer`, `parameter` and `header` is there.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FieldError {
     /// A JSON Pointer (RFC 6901) into the body; empty for the body as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,6 +6,7 @@ use crate::Time;
 
 /// The answer of `GET /v1/schedules/{id}/runs` and `GET /v1/runs`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct RunPage {
     pub runs: Vec<Run>,
     /// Asks for the next page; `null` on the last one.
@@ -13,6 +14,7 @@ pub struct RunPage {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Run {
     /// The callback's `webhook-id`.
     pub id: String,
@@ -36,6 +38,7 @@ pub struct Run {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
     /// An attempt failed; another is due.
@@ -49,6 +52,7 @@ pub enum RunState {
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Attempt {
     pub number: u16,
     pub started_at: Time,
@@ -63,6 +67,7 @@ pub struct Attempt {
 
 /// The answer of `DELETE /v1/schedules/{id}`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cancelled {
     pub result: CancelResult,
     /// With `pending`: when it is decided at the latest.
@@ -71,6 +76,7 @@ pub struct Cancelled {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum CancelResult {
     /// It will never fire (again).
@@ -83,6 +89,7 @@ pub enum CancelResult {
 
 /// The answer of `POST /v1/runs/{id}/redrive`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Redriven {
     /// The new run.
     pub run_id: String,

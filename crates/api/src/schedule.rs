@@ -12,6 +12,7 @@ use crate::Time;
 ///
 /// Exactly one of `at`, `cron` and `every` is there.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ScheduleRequest {
     /// `[A-Za-z0-9_-]{1,128}`; the server makes one if there is none.
@@ -45,12 +46,15 @@ fn even_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<Ra
 }
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetRequest {
     pub http: TargetRequestHttp,
 }
 
-#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+/// Its `Debug` shows no header's value: it may be a credential.
+#[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct TargetRequestHttp {
     pub url: String,
@@ -64,8 +68,18 @@ pub struct TargetRequestHttp {
     pub timeout: Option<String>,
 }
 
+impl std::fmt::Debug for TargetRequestHttp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let TargetRequestHttp { url, method, headers, timeout } = self;
+        let headers: Option<Vec<_>> = headers.as_ref().map(|headers| headers.keys().collect());
+        let mut shown = f.debug_struct("TargetRequestHttp");
+        shown.field("url", url).field("method", method).field("headers", &headers).field("timeout", timeout).finish()
+    }
+}
+
 /// What is left out takes the server's default.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RetryRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,6 +93,7 @@ pub struct RetryRequest {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum ScheduleState {
     Active,
@@ -89,6 +104,7 @@ pub enum ScheduleState {
 
 /// The answer of POST and PUT, and of a batch's line: what the server added to what was sent.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ScheduleSummary<'a> {
     #[serde(borrow)]
     pub id: Cow<'a, str>,
@@ -104,8 +120,19 @@ pub struct ScheduleSummary<'a> {
     pub too_late: bool,
 }
 
+impl ScheduleSummary<'_> {
+    /// Apart from the text that it was read from.
+    #[must_use]
+    pub fn into_owned(self) -> ScheduleSummary<'static> {
+        let ScheduleSummary { id, state, next, revision, created_at, updated_at, too_late } = self;
+        let id = Cow::Owned(id.into_owned());
+        ScheduleSummary { id, state, next, revision, created_at, updated_at, too_late }
+    }
+}
+
 /// The answer of `GET /v1/schedules/{id}`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Schedule {
     pub id: String,
     pub state: ScheduleState,
@@ -128,23 +155,51 @@ pub struct Schedule {
     pub retry: Retry,
 }
 
+/// The answer of `GET /v1/schedules`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct SchedulePage {
+    /// May be fewer than were asked for, or none, and yet not all.
+    pub schedules: Vec<Schedule>,
+    /// Asks for the next page; `null` on the last one.
+    pub next_page_token: Option<String>,
+}
+
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
     Http(HttpTarget),
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct HttpTarget {
     pub url: String,
     pub method: String,
+    /// Each value is `[redacted]`: only the target is told it.
     pub headers: BTreeMap<String, String>,
     pub timeout: String,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Retry {
     pub attempts_max: u16,
     pub backoff: String,
     pub backoff_max: String,
+}
+
+/// The answer of POST, PUT and PATCH with `dry_run=true`: everything was checked, and nothing was written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DryRun {
+    /// Always true.
+    pub dry_run: bool,
+    /// What the request would be answered in earnest: 201 if it would make a schedule, 200 if it would change one.
+    pub status: u16,
+    /// As it would be. An id that the server makes is another one in earnest.
+    pub schedule: Schedule,
+    /// Its next instants, the first of which is `schedule.next`; at most five.
+    pub upcoming: Vec<Time>,
 }

@@ -3,10 +3,11 @@
 use std::error::Error;
 use std::io;
 
+use domain::{EGRESS_REFUSED, EgressRefusal};
 use http::Request;
 
 use crate::Body;
-use crate::connect::DnsFailed;
+use crate::guard::LookupFailed;
 
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Failure {
@@ -36,6 +37,11 @@ impl From<hyper::Error> for Refused {
     }
 }
 
+/// The target may not be called.
+pub(crate) fn refused(refusal: EgressRefusal) -> Failure {
+    Failure::Broken(format!("{EGRESS_REFUSED}: {refusal}"))
+}
+
 /// The first cause in `error`'s chain that has a name of its own.
 pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
     let mut cause = Some(error);
@@ -54,8 +60,10 @@ pub(crate) fn describe(error: &(dyn Error + 'static)) -> Failure {
 }
 
 fn name(error: &(dyn Error + 'static)) -> Option<Failure> {
-    if error.is::<DnsFailed>() {
-        return Some(broken("the host's name could not be resolved"));
+    match error.downcast_ref::<LookupFailed>() {
+        Some(LookupFailed::Unresolved(_)) => return Some(broken("the host's name could not be resolved")),
+        Some(LookupFailed::Refused(refusal)) => return Some(refused(*refusal)),
+        None => {}
     }
     if let Some(tls) = error.downcast_ref::<rustls::Error>() {
         return Some(Failure::Broken(format!("TLS: {}", shortened(&tls.to_string()))));

@@ -1,6 +1,5 @@
 //! The headers that tell a receiver which run this is, and that it came from us.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,10 +9,12 @@ use http::Method;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use scheduler::Delivery;
 use sha2::{Digest, Sha256};
-use store::{SigningSecret, Tenant};
+use store::seal::{OpenError, Place};
+use store::{Seal, SigningSecret, Tenant};
 
 use crate::cache::Cache;
 use crate::sign::{SIGNATURE_LEN, Signer};
+use crate::spans;
 use crate::target::Prepared;
 
 const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
@@ -34,12 +35,13 @@ const OWN_HEADERS: usize = 12;
 const SIGNERS_KEPT: usize = 1_024;
 
 /// Of a tenant that has these secrets.
-struct Signers {
+pub(crate) struct Signers {
     of: Vec<SigningSecret>,
     signers: Vec<Signer>,
 }
 
 pub(crate) struct Stamper {
+    seal: Arc<Seal>,
     signers: Cache<Signers>,
     /// Span ids are the values of a mixing function over a counter that starts at a random place: they need to be
     /// different, not secret.
@@ -47,12 +49,12 @@ pub(crate) struct Stamper {
 }
 
 impl Stamper {
-    pub(crate) fn new(random: u64) -> Self {
-        Stamper { signers: Cache::new(SIGNERS_KEPT), span: AtomicU64::new(random) }
+    pub(crate) fn new(random: u64, seal: Arc<Seal>) -> Self {
+        Stamper { seal, signers: Cache::new(SIGNERS_KEPT), span: AtomicU64::new(random) }
     }
 
     /// All headers of this attempt but `host`.
-    pub(crate) fn headers(&self, delivery: &Delivery, prepared: &Prepared) -> HeaderMap {
+    pub(crate) fn headers(&self, delivery: &Delivery, prepared: &Prepared, signers: &Signers) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(prepared.headers.len() + OWN_HEADERS);
         let payload = &delivery.schedule.spec.payload;
         for (name, value) in &prepared.headers {
@@ -65,15 +67,14 @@ impl Stamper {
             // RFC 9110, 8.6: these announce that there is nothing; some receivers answer 411 otherwise.
             headers.insert(CONTENT_LENGTH, HeaderValue::from_static("0"));
         }
-        self.stamp(delivery, &mut headers);
+        self.stamp(delivery, signers, &mut headers);
         headers
     }
 
-    fn stamp(&self, delivery: &Delivery, headers: &mut HeaderMap) {
-        let Delivery { tenant, schedule, occurrence, attempt, term, started_at, deadline: _ } = delivery;
+    fn stamp(&self, delivery: &Delivery, signers: &Signers, headers: &mut HeaderMap) {
+        let Delivery { tenant: _, schedule, occurrence, attempt, term, started_at, deadline: _ } = delivery;
         let run_id = occurrence.run_id();
         let timestamp_s = started_at.as_millis().div_euclid(1000);
-        let signers = self.signers(tenant);
         let mut signatures = Vec::with_capacity(signers.signers.len() * (SIGNATURE_LEN + 1));
         for signer in &signers.signers {
             if !signatures.is_empty() {
@@ -94,16 +95,20 @@ impl Stamper {
         headers.insert(SCHEDULED_AT, values.bytes(&rfc3339(occurrence.nominal)));
         headers.insert(LATENESS_MS, values.number(lateness_ms));
         headers.insert(TERM, values.number(term.0));
-        headers.insert(TRACEPARENT, values.bytes(&traceparent(trace_id(&run_id), self.span_id())));
+        let span_id = self.span_id();
+        spans::sent(span_id);
+        headers.insert(TRACEPARENT, values.bytes(&traceparent(trace_id(&run_id), span_id)));
     }
 
-    fn signers(&self, tenant: &Tenant) -> Arc<Signers> {
+    /// What signs for this tenant.
+    pub(crate) fn signers(&self, tenant: &Tenant) -> Result<Arc<Signers>, OpenError> {
         let of = &tenant.signing_secrets;
-        let signers = || of.iter().map(|secret| Signer::new(&secret.secret.0)).collect();
-        let make = || Ok::<_, Infallible>(Signers { of: of.clone(), signers: signers() });
-        match self.signers.get(tenant.id, |known| known.of == *of, make) {
-            Ok(signers) => signers,
-        }
+        let signer = |secret: &SigningSecret| {
+            let place = Place::SigningSecret { tenant: tenant.id, id: &secret.id };
+            Ok(Signer::new(&self.seal.open(place, &secret.secret)?))
+        };
+        let make = || Ok(Signers { of: of.clone(), signers: of.iter().map(signer).collect::<Result<_, _>>()? });
+        self.signers.get(tenant.id, |known| known.of == *of, make)
     }
 
     fn span_id(&self) -> u64 {

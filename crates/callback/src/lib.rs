@@ -6,34 +6,44 @@
 //!
 //! Always true here: the body's bytes are those of the schedule's payload; a redirect is an answer like any other;
 //! every attempt ends within its target's timeout; what is kept per target, per tenant and per connection is bounded;
-//! no proxy and no environment variable is asked.
+//! no proxy and no environment variable is asked; no connection goes, or has gone when it is used again, to an address
+//! that the policy of the tenant does not allow, as it is when the attempt starts.
 
 mod answer;
 mod cache;
 mod connect;
 mod failure;
+mod guard;
 mod headers;
 mod http1;
 mod http2;
+mod metrics;
 mod pool;
 mod sign;
+mod spans;
 mod target;
 
+use std::borrow::Cow;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{AttemptResult, Target};
+use domain::{AttemptResult, HttpTarget, NOT_OPENED, Secret, Target};
 use futures_util::future::BoxFuture;
 use http::{Request, Version, header};
 use http_body_util::Full;
+use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use rustls::pki_types::CertificateDer;
 use scheduler::{Deliver, Delivered, Delivery};
+use store::Seal;
+use store::seal::{OpenError, Place};
+use tracing::Instrument;
 
 use crate::answer::Answer;
 use crate::failure::Failure;
-use crate::headers::Stamper;
+use crate::headers::{Signers, Stamper};
+use crate::metrics::OfPool;
 use crate::pool::{Channel, Pool};
 use crate::target::{Prepared, Targets};
 
@@ -53,13 +63,15 @@ pub struct Options {
     pub idle_timeout: Duration,
     /// Connections kept open between callbacks, over all targets. Default 4,096; each takes a file descriptor.
     pub idle_connections_max: usize,
-    /// Callbacks in flight to one scheme, host and port; further ones wait, their timeout running. Over HTTP/1.1 it is
+    /// Callbacks in flight to one scheme, host and port under one policy of egress; further ones wait, their timeout running. Over HTTP/1.1 it is
     /// the number of connections. Default 1,024: the scheduler's own limit is meant to be the lower one.
     pub in_flight_per_authority_max: usize,
     /// For one address of the target to take the connection. Default 5 s; the attempt's own timeout holds, too.
     pub connect_timeout: Duration,
     /// Certificate authorities to trust beside those of the Mozilla list.
     pub extra_roots: Vec<CertificateDer<'static>>,
+    /// Opens the headers and signing secrets that the store keeps sealed. Default: none, which opens those in plain.
+    pub seal: Arc<Seal>,
 }
 
 impl Default for Options {
@@ -71,6 +83,7 @@ impl Default for Options {
             in_flight_per_authority_max: 1_024,
             connect_timeout: Duration::from_secs(5),
             extra_roots: Vec::new(),
+            seal: Arc::new(Seal::NONE),
         }
     }
 }
@@ -98,7 +111,8 @@ impl HttpDeliver {
         let pool = Pool::new(runtime, &options)?;
         let client = Arc::new(Client {
             runtime: runtime.clone(),
-            stamper: Stamper::new(runtime.random()),
+            stamper: Stamper::new(runtime.random(), options.seal.clone()),
+            seal: options.seal,
             targets: Targets::new(),
             answer_bytes_max: options.answer_bytes_max,
             pool,
@@ -117,6 +131,11 @@ impl HttpDeliver {
         Ok(HttpDeliver { client, _tasks: tasks })
     }
 
+    /// Adds what is counted here to `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register_collector(Box::new(OfPool(self.client.clone())));
+    }
+
     #[must_use]
     pub fn connections(&self) -> Connections {
         self.client.pool.connections()
@@ -126,14 +145,29 @@ impl HttpDeliver {
 impl Deliver for HttpDeliver {
     fn deliver(&self, delivery: Delivery) -> BoxFuture<'static, Option<Delivered>> {
         let client = self.client.clone();
-        Box::pin(async move { client.attempt(&delivery).await })
+        let span = spans::attempt(&delivery);
+        Box::pin(
+            async move {
+                let delivered = client.attempt(&delivery).await;
+                spans::ended(delivered.as_ref());
+                delivered
+            }
+            .instrument(span),
+        )
     }
 }
 
 type Body = Full<bytes::Bytes>;
 
+/// A target, and what signs for its tenant.
+struct Ready {
+    prepared: Arc<Prepared>,
+    signers: Arc<Signers>,
+}
+
 struct Client {
     runtime: Runtime,
+    seal: Arc<Seal>,
     stamper: Stamper,
     targets: Targets,
     answer_bytes_max: usize,
@@ -143,12 +177,12 @@ struct Client {
 impl Client {
     async fn attempt(&self, delivery: &Delivery) -> Option<Delivered> {
         let Target::Http(target) = &delivery.schedule.spec.target;
-        let prepared = match self.targets.prepare(target, &self.pool) {
-            Ok(prepared) => prepared,
-            Err(problem) => return Some(failed(AttemptResult::Unreachable(problem.to_string()))),
+        let ready = match self.prepare(delivery, target) {
+            Ok(ready) => ready,
+            Err(reason) => return Some(failed(AttemptResult::Unreachable(reason))),
         };
         // Pinned here, because `timeout` would hold it twice: as its argument, and pinned.
-        let exchange = pin!(self.exchange(delivery, &prepared));
+        let exchange = pin!(self.exchange(delivery, &ready));
         match self.runtime.timeout(target.timeout, exchange).await {
             Some(Ok(answer)) => Some(self.delivered(&answer)),
             Some(Err(Failure::Broken(reason))) => Some(failed(AttemptResult::Unreachable(reason))),
@@ -157,9 +191,36 @@ impl Client {
         }
     }
 
+    /// What this attempt needs beside the delivery; its secrets are opened here, and nowhere before.
+    fn prepare(&self, delivery: &Delivery, target: &HttpTarget) -> Result<Ready, String> {
+        let sealed = |what: &str, error: OpenError| {
+            let schedule = delivery.schedule.id.as_str();
+            tracing::error!(schedule, tenant = delivery.tenant.id.0, %error, "a callback cannot go out: {what} cannot be opened");
+            format!("{NOT_OPENED}: {what} cannot be opened: {error}")
+        };
+        let opened = self.open(delivery, target).map_err(|error| sealed("a header of its target", error))?;
+        let prepared = self.targets.prepare(&opened, &delivery.tenant.egress, &self.pool);
+        let signers =
+            self.stamper.signers(&delivery.tenant).map_err(|error| sealed("the tenant's signing secret", error))?;
+        Ok(Ready { prepared: prepared.map_err(|problem| problem.to_string())?, signers })
+    }
+
+    /// The target with its headers in plain.
+    fn open<'a>(&self, delivery: &Delivery, target: &'a HttpTarget) -> Result<Cow<'a, HttpTarget>, OpenError> {
+        if !target.headers.iter().any(|(_, value)| value.is_sealed()) {
+            return Ok(Cow::Borrowed(target));
+        }
+        let mut opened = target.clone();
+        for (name, value) in &mut opened.headers {
+            let place = Place::Header { tenant: delivery.schedule.tenant, schedule: &delivery.schedule.id, name };
+            *value = Secret::Plain(self.seal.open(place, value)?);
+        }
+        Ok(Cow::Owned(opened))
+    }
+
     /// Sends the callback on a pooled connection, or on a new one, and reads the answer.
-    async fn exchange(&self, delivery: &Delivery, prepared: &Prepared) -> Result<Answer, Failure> {
-        let authority = &prepared.authority;
+    async fn exchange(&self, delivery: &Delivery, ready: &Ready) -> Result<Answer, Failure> {
+        let authority = &ready.prepared.authority;
         let _slot = authority.slots.acquire().await.expect("the semaphore is never closed");
         loop {
             let (channel, reused) = self.pool.channel(authority).await?;
@@ -168,7 +229,7 @@ impl Client {
             }
             let outcome = match channel {
                 Channel::Http1(mut connection) => {
-                    let request = self.request(delivery, prepared, Version::HTTP_11);
+                    let request = self.request(delivery, ready, Version::HTTP_11);
                     let outcome = connection.exchange(request, self.answer_bytes_max).await;
                     if outcome.is_ok() {
                         self.pool.give_back(authority, connection).await;
@@ -176,7 +237,7 @@ impl Client {
                     outcome
                 }
                 Channel::Http2(mut sender) => {
-                    let request = self.request(delivery, prepared, Version::HTTP_2);
+                    let request = self.request(delivery, ready, Version::HTTP_2);
                     let outcome = Box::pin(http2::exchange(&mut sender, request, self.answer_bytes_max)).await;
                     if outcome.as_ref().is_err_and(|refused| refused.is_unsent) {
                         authority.forget(&sender);
@@ -192,10 +253,11 @@ impl Client {
         }
     }
 
-    fn request(&self, delivery: &Delivery, prepared: &Prepared, version: Version) -> Request<Body> {
+    fn request(&self, delivery: &Delivery, ready: &Ready, version: Version) -> Request<Body> {
+        let Ready { prepared, signers } = ready;
         let mut request = Request::new(Full::new(delivery.schedule.spec.payload.clone()));
         *request.method_mut() = prepared.method.clone();
-        *request.headers_mut() = self.stamper.headers(delivery, prepared);
+        *request.headers_mut() = self.stamper.headers(delivery, prepared, signers);
         if version == Version::HTTP_2 {
             *request.uri_mut() = prepared.uri.clone();
         } else {

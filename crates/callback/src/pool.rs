@@ -1,4 +1,5 @@
-//! Connections, by scheme, host and port.
+//! Connections, by scheme, host, port, and the policy under which they were opened: a tenant never rides on a connection
+//! that its own policy, as it is now, would not have opened.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -7,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use domain::Egress;
 use http::Uri;
 use runtime::Runtime;
 use tokio::sync::Semaphore;
@@ -29,13 +31,18 @@ pub(crate) struct Pool {
     sweeps: AtomicU32,
     idle: Arc<AtomicUsize>,
     opened: AtomicU64,
-    authorities: Mutex<HashMap<String, Weak<Authority>>>,
+    authorities: Mutex<HashMap<Place, Weak<Authority>>>,
 }
 
-/// One scheme, host and port, with its connections. Kept by the prepared targets that go there.
+/// Where an authority is, and under which policy.
+type Place = (Uri, Arc<Egress>);
+
+/// One scheme, host and port under one policy, with its connections. Kept by the prepared targets that go there.
 pub(crate) struct Authority {
     /// `https://host:port/`.
     connect_to: Uri,
+    /// What connections there are allowed by.
+    pub(crate) egress: Arc<Egress>,
     /// One for each exchange in flight.
     pub(crate) slots: Semaphore,
     /// The last one used is taken first, so that those that are not needed grow old.
@@ -110,15 +117,17 @@ impl Pool {
         })
     }
 
-    /// The place of `connect_to`: its scheme, lower-case host and port.
-    pub(crate) fn authority(&self, connect_to: &Uri) -> Arc<Authority> {
-        let key = connect_to.to_string();
+    /// The place of `connect_to` (its scheme, lower-case host and port), for tenants that may call what `egress` allows.
+    pub(crate) fn authority(&self, connect_to: &Uri, egress: &Egress) -> Arc<Authority> {
+        let egress = Arc::new(egress.clone());
+        let key = (connect_to.clone(), egress.clone());
         let mut authorities = lock(&self.authorities);
         if let Some(authority) = authorities.get(&key).and_then(Weak::upgrade) {
             return authority;
         }
         let authority = Arc::new(Authority {
             connect_to: connect_to.clone(),
+            egress,
             slots: Semaphore::new(self.in_flight_per_authority_max),
             idle: Mutex::new(Vec::new()),
             http2: Mutex::new(None),
@@ -174,7 +183,7 @@ impl Pool {
     }
 
     async fn connect(&self, authority: &Authority) -> Result<Channel, Failure> {
-        let (stream, is_http2) = self.connector.connect(authority.connect_to.clone()).await?;
+        let (stream, is_http2) = self.connector.connect(authority.connect_to.clone(), &authority.egress).await?;
         self.opened.fetch_add(1, Ordering::Relaxed);
         if !is_http2 {
             authority.is_http1.store(true, Ordering::Relaxed);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use domain::HttpTarget;
 use domain::validate::is_header_reserved;
+use domain::{Egress, HttpTarget};
 use http::uri::Scheme;
 use http::{HeaderName, HeaderValue, Method, Uri, header};
 
@@ -44,18 +44,25 @@ impl Targets {
         Targets(Cache::new(TARGETS_KEPT))
     }
 
-    pub(crate) fn prepare(&self, target: &HttpTarget, pool: &Pool) -> Result<Arc<Prepared>, TargetError> {
-        let key = (&target.url, &target.method, &target.headers);
+    /// Of a tenant that may call what `egress` allows.
+    pub(crate) fn prepare(
+        &self,
+        target: &HttpTarget,
+        egress: &Egress,
+        pool: &Pool,
+    ) -> Result<Arc<Prepared>, TargetError> {
+        let key = (&target.url, &target.method, &target.headers, egress);
         let fits = |prepared: &Prepared| {
             prepared.of.url == target.url
                 && prepared.of.method == target.method
                 && prepared.of.headers == target.headers
+                && *prepared.authority.egress == *egress
         };
-        self.0.get(key, fits, || prepare(target, pool))
+        self.0.get(key, fits, || prepare(target, egress, pool))
     }
 }
 
-fn prepare(target: &HttpTarget, pool: &Pool) -> Result<Prepared, TargetError> {
+fn prepare(target: &HttpTarget, egress: &Egress, pool: &Pool) -> Result<Prepared, TargetError> {
     let (uri, connect_to, host) = parse_url(&target.url)?;
     let path = uri.path_and_query().cloned().ok_or(TargetError::Url("it has no path"))?;
     let method = Method::from_bytes(target.method.as_bytes()).map_err(|_| TargetError::Method)?;
@@ -64,7 +71,7 @@ fn prepare(target: &HttpTarget, pool: &Pool) -> Result<Prepared, TargetError> {
     }
     Ok(Prepared {
         of: target.clone(),
-        authority: pool.authority(&connect_to),
+        authority: pool.authority(&connect_to, egress),
         method,
         uri,
         path: Uri::from(path),
@@ -119,7 +126,9 @@ fn headers(target: &HttpTarget) -> Result<Vec<(HeaderName, HeaderValue)>, Target
             continue; // It was stored before it was reserved.
         }
         // Refuses line ends and other control characters, so one header cannot become two.
-        let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| TargetError::Header(number))?;
+        let value = value.plain().and_then(|value| HeaderValue::from_bytes(value).ok());
+        let mut value = value.ok_or(TargetError::Header(number))?;
+        value.set_sensitive(true); // No `Debug` of it shows it, and HPACK does not index it.
         headers.push((name, value));
     }
     let has = |name| headers.iter().any(|(present, _)| present == name);

@@ -27,6 +27,12 @@ pub fn first(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
     Some(planned(schedule, nominal, schedule.spec.target.key(), now))
 }
 
+/// The first due row of a schedule whose contents were changed and whose timing was not: of its `next`. `None` if it has none.
+#[must_use]
+pub fn kept(schedule: &Schedule, now: Timestamp) -> Option<DueKey> {
+    Some(planned(schedule, schedule.next?, schedule.spec.target.key(), now))
+}
+
 /// What to do with a due row whose time has come.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Start {

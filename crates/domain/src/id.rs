@@ -43,6 +43,20 @@ impl Incarnation {
         let millis = u128::try_from(now.as_millis()).unwrap_or(0) & ((1 << 48) - 1);
         Incarnation(millis << 80 | (random & ((1 << 80) - 1)))
     }
+
+    /// As [`Incarnation::new`], but the last 32 bits are `fingerprint`: what the schedule was made from, for its creator to know
+    /// again. 48 bits of chance are left, which is enough for two of one millisecond and one fingerprint.
+    #[must_use]
+    pub fn with_fingerprint(now: crate::Timestamp, random: u128, fingerprint: u32) -> Self {
+        let Incarnation(drawn) = Incarnation::new(now, random);
+        Incarnation(drawn >> 32 << 32 | u128::from(fingerprint))
+    }
+
+    /// What [`Incarnation::with_fingerprint`] was given; of any other incarnation, 32 random bits.
+    #[must_use]
+    pub fn fingerprint(self) -> u32 {
+        u32::try_from(self.0 & 0xffff_ffff).expect("32 bits were taken")
+    }
 }
 
 impl fmt::Debug for Incarnation {
@@ -55,6 +69,21 @@ impl fmt::Debug for Incarnation {
 /// Two targets may share a key; they then share a limit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TargetKey(pub u32);
+
+/// What the schedules of one label are found by: a hash of its name and value. Two labels may share a key, so whoever finds
+/// a schedule by it looks at the label itself.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct LabelKey(pub u64);
+
+impl LabelKey {
+    /// FNV-1a, 64 bits, over the name, a byte that is in no text, and the value: stores keep it, so it never changes.
+    #[must_use]
+    pub fn of(name: &str, value: &str) -> Self {
+        let bytes = name.bytes().chain([0xff]).chain(value.bytes());
+        let hash = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        LabelKey(bytes.fold(0xcbf2_9ce4_8422_2325, hash))
+    }
+}
 
 /// A schedule's name within its tenant: `[A-Za-z0-9_-]{1,128}`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -81,6 +110,15 @@ impl ScheduleId {
         let mut text = String::with_capacity(27);
         text.push('s');
         base32(incarnation.0, &mut text);
+        ScheduleId(text.into_boxed_str())
+    }
+
+    /// An id for what is named by something else, of which this is a digest: `k` and 26 Crockford digits, lower case.
+    #[must_use]
+    pub fn from_digest(digest: u128) -> Self {
+        let mut text = String::with_capacity(27);
+        text.push('k');
+        base32(digest, &mut text);
         ScheduleId(text.into_boxed_str())
     }
 

@@ -5,18 +5,24 @@
 
 pub mod decide;
 pub mod duration;
+pub mod egress;
 pub mod id;
 pub mod limits;
 pub mod occurrence;
+pub mod quota;
 pub mod recurrence;
 pub mod retry;
 pub mod schedule;
+pub mod secret;
 pub mod time;
 pub mod validate;
 
-pub use id::{Incarnation, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
+pub use egress::{EGRESS_REFUSED, Egress, EgressRefusal};
+pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
 pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};
+pub use quota::{Quota, Quotas};
 pub use recurrence::{Cron, CronError};
 pub use retry::RetryPolicy;
-pub use schedule::{HttpTarget, Schedule, Spec, Status, Target, When};
+pub use schedule::{Edition, HttpTarget, Schedule, Seen, Spec, Status, Target, When};
+pub use secret::{NOT_OPENED, Secret};
 pub use time::Timestamp;

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::recurrence::Cron;
 use crate::retry::RetryPolicy;
-use crate::{Incarnation, PollerId, Revision, ScheduleId, TargetKey, TenantId, Timestamp};
+use crate::{Incarnation, PollerId, Revision, ScheduleId, Secret, TargetKey, TenantId, Timestamp};
 
 /// A schedule as the store keeps it.
 #[derive(Clone, PartialEq, Debug)]
@@ -20,11 +20,62 @@ pub struct Schedule {
     pub revision: Revision,
     pub status: Status,
     pub created_at: Timestamp,
-    /// When `revision` was made; `every` counts from here.
+    /// When its timing was last set: when `revision` was made, or one before it if that left the timing alone. `every` counts
+    /// from here.
     pub updated_at: Timestamp,
     /// The nominal instant of the occurrence that has a due row; `None` once the schedule has ended.
     pub next: Option<Timestamp>,
     pub spec: Spec,
+}
+
+impl Schedule {
+    #[must_use]
+    pub fn edition(&self) -> Edition {
+        Edition { incarnation: self.incarnation, revision: self.revision }
+    }
+
+    #[must_use]
+    pub fn seen(&self) -> Seen {
+        Seen { edition: self.edition(), next: self.next }
+    }
+}
+
+/// Which of a schedule's contents: another with each replacement and with the cancellation, and with nothing else. That a
+/// recurring schedule goes on, or that one ends, is not another edition.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Edition {
+    pub incarnation: Incarnation,
+    pub revision: Revision,
+}
+
+impl Edition {
+    /// Its public name, opaque: 26 Crockford digits, a `-`, and the revision.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let mut text = String::with_capacity(32);
+        crate::id::base32(self.incarnation.0, &mut text);
+        text.push('-');
+        text.push_str(&self.revision.0.to_string());
+        text
+    }
+
+    /// The edition of this name, or `None` if it is not what [`Edition::name`] writes.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        let (incarnation, revision) = name.split_once('-')?;
+        let incarnation = Incarnation(crate::id::parse_base32(incarnation)?);
+        let edition = Edition { incarnation, revision: Revision(revision.parse().ok()?) };
+        // One name for each: `+7` and `007` are none.
+        (edition.name() == name).then_some(edition)
+    }
+}
+
+/// What somebody who read a schedule knows of how it stands: while this is so, its contents, its state and its next
+/// occurrence are as they were read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Seen {
+    pub edition: Edition,
+    pub next: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,8 +116,9 @@ pub struct HttpTarget {
     /// `http` or `https`, with a host; checked when the schedule is made.
     pub url: String,
     pub method: String,
-    /// In the order given; names lower case; none that Reveille sets itself, none hop-by-hop.
-    pub headers: Vec<(String, String)>,
+    /// In the order given; names lower case; none that Reveille sets itself, none hop-by-hop. The values may be
+    /// credentials.
+    pub headers: Vec<(String, Secret)>,
     /// For one attempt, from connecting to the end of the answer.
     pub timeout: Duration,
 }
@@ -75,9 +127,15 @@ impl Target {
     /// Where this target's limits are counted: scheme, host and port.
     #[must_use]
     pub fn key(&self) -> TargetKey {
+        TargetKey(crate::id::fnv1a(self.origin().as_bytes()))
+    }
+
+    /// Scheme, host and port as they are written, in lower case.
+    #[must_use]
+    pub fn origin(&self) -> String {
         let Target::Http(http) = self;
         let scheme_end = http.url.find("://").map_or(0, |at| at + 3);
         let authority_end = http.url[scheme_end..].find(['/', '?', '#']).map_or(http.url.len(), |at| scheme_end + at);
-        TargetKey(crate::id::fnv1a(http.url[..authority_end].to_ascii_lowercase().as_bytes()))
+        http.url[..authority_end].to_ascii_lowercase()
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, Method, Uri};
 
 use crate::limits::Limits;
-use crate::{HttpTarget, RetryPolicy, Spec, Target, Timestamp, When, duration};
+use crate::{HttpTarget, RetryPolicy, Secret, Spec, Target, Timestamp, When, duration};
 
 /// All that is wrong with `spec`, in the order of its fields; nothing if it may be stored.
 #[must_use]
@@ -89,7 +89,7 @@ fn check_http(http: &HttpTarget, limits: &Limits, found: &mut Vec<Violation>) {
     if !is_method_usable(&http.method) {
         found.push(Violation::Method(shortened(&http.method)));
     }
-    let header_bytes = http.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
+    let header_bytes = http.headers.iter().map(|(name, value)| name.len() + value.plain_len()).sum();
     if http.headers.len() > limits.headers_max {
         found.push(Violation::HeaderCount { count: http.headers.len(), count_max: limits.headers_max });
     } else if header_bytes > limits.header_bytes_max {
@@ -144,7 +144,7 @@ fn is_method_usable(method: &str) -> bool {
     method.len() <= METHOD_BYTES_MAX && parsed.is_ok_and(|method| !is_refused(&method))
 }
 
-fn header_violation(name: &str, value: &str) -> Option<Violation> {
+fn header_violation(name: &str, value: &Secret) -> Option<Violation> {
     let lower = name.to_ascii_lowercase();
     if HeaderName::from_bytes(lower.as_bytes()).is_err() {
         return Some(Violation::HeaderName { name: name.to_owned() });
@@ -152,8 +152,13 @@ fn header_violation(name: &str, value: &str) -> Option<Violation> {
     if is_header_reserved(&lower) {
         return Some(Violation::HeaderReserved { name: name.to_owned() });
     }
+    // What is sealed was looked at before.
+    let value = value.plain()?;
+    if value == Secret::REDACTED {
+        return Some(Violation::HeaderRedacted { name: name.to_owned() });
+    }
     // Visible ASCII, spaces and tabs: what every receiver reads alike.
-    let is_good = value.is_ascii() && HeaderValue::from_str(value).is_ok();
+    let is_good = value.is_ascii() && HeaderValue::from_bytes(value).is_ok();
     (!is_good).then(|| Violation::HeaderValue { name: name.to_owned() })
 }
 
@@ -239,6 +244,8 @@ pub enum Violation {
     HeaderReserved { name: String },
     #[error("a header's value has visible ASCII characters, spaces and tabs only, and one line")]
     HeaderValue { name: String },
+    #[error("this is what answers show in place of a header's value, which is kept secret; give the value itself")]
+    HeaderRedacted { name: String },
     #[error("a timeout is at least 1ms and at most {}, this one is {}", text(timeout_max), text(timeout))]
     Timeout { timeout: Duration, timeout_max: Duration },
     #[error("a schedule has at most {count_max} labels, this one has {count}")]
@@ -266,9 +273,10 @@ impl Violation {
             Violation::Url(_) => Field::Url,
             Violation::Method(_) => Field::Method,
             Violation::HeaderCount { .. } | Violation::HeaderBytes { .. } => Field::Headers,
-            Violation::HeaderName { name } | Violation::HeaderReserved { name } | Violation::HeaderValue { name } => {
-                Field::Header(name.clone())
-            }
+            Violation::HeaderName { name }
+            | Violation::HeaderReserved { name }
+            | Violation::HeaderValue { name }
+            | Violation::HeaderRedacted { name } => Field::Header(name.clone()),
             Violation::Timeout { .. } => Field::Timeout,
             Violation::LabelCount { .. } => Field::Labels,
             Violation::LabelText { name } | Violation::LabelBytes { name, .. } => Field::Label(name.clone()),

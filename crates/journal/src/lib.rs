@@ -35,6 +35,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use prometheus_client::registry::Registry;
 use runtime::{Disk, OpenMode, Runtime, TaskSet};
 use tokio::sync::mpsc;
 
@@ -217,6 +218,12 @@ impl<T> Journal<T> {
     #[must_use]
     pub fn id(&self) -> u128 {
         self.shared.journal_id
+    }
+
+    /// Adds what is counted here to `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        let help = "From the beginning of a record's write to the end of its sync";
+        registry.register("reveille_log_commit_duration_seconds", help, self.shared.commit_seconds.clone());
     }
 
     #[must_use]

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use prometheus_client::metrics::histogram::Histogram;
 use runtime::{Disk, Runtime};
 use tokio::sync::{Notify, watch};
 
@@ -15,12 +16,18 @@ use crate::Options;
 use crate::format::BLOCK;
 use crate::segment::Segment;
 
+/// From 100 µs, as a disk with a cache that survives a loss of power has, to what no disk should need.
+const COMMIT_SECONDS: [f64; 14] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
+
 pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) dir: PathBuf,
     pub(crate) options: Options,
     pub(crate) journal_id: u128,
+    /// Of records with entries.
+    pub(crate) commit_seconds: Histogram,
     book: Mutex<Book>,
     /// Wakes the keeper: a segment is to be prepared or let go.
     pub(crate) keep: Notify,
@@ -45,6 +52,7 @@ impl Shared {
             dir,
             options,
             journal_id,
+            commit_seconds: Histogram::new(COMMIT_SECONDS),
             book: Mutex::new(book),
             keep: Notify::new(),
             turned: Notify::new(),

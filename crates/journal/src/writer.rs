@@ -101,7 +101,8 @@ impl<T: Send + 'static> Writer<T> {
         for (entry, _) in &entries {
             self.buffer.push(entry);
         }
-        self.write().await;
+        let took = self.write().await;
+        self.shared.commit_seconds.observe(took.as_secs_f64());
         let first_index = self.next;
         let count = entries.len();
         self.next += count as u64;
@@ -118,7 +119,7 @@ impl<T: Send + 'static> Writer<T> {
     /// A record without entries. There is room for one: [`Writer::room`] leaves a block for it.
     async fn mark(&mut self) {
         self.buffer.begin();
-        self.write().await;
+        let _of_no_entry = self.write().await;
         self.marked = true;
         self.note_written();
     }
@@ -128,8 +129,8 @@ impl<T: Send + 'static> Writer<T> {
         self.segment.length.saturating_sub(self.offset + BLOCK)
     }
 
-    /// Writes what is in the buffer and waits until it is durable.
-    async fn write(&mut self) {
+    /// Writes what is in the buffer and waits until it is durable; how long that took.
+    async fn write(&mut self) -> Duration {
         let record = self.buffer.finish(self.segment.salt, self.offset, self.next, self.next);
         let begun = self.shared.runtime.monotonic();
         let mut outcome = self.segment.file.write_at(self.offset, record).await;
@@ -141,9 +142,11 @@ impl<T: Send + 'static> Writer<T> {
             self.shared.runtime.halt(&format!("the journal cannot write {segment}: {error}")).await;
         }
         self.offset += record.len() as u64;
+        let took = self.shared.runtime.monotonic().since(begun);
         let mut book = self.shared.book();
-        book.commit_last = self.shared.runtime.monotonic().since(begun);
+        book.commit_last = took;
         book.records += 1;
+        took
     }
 
     fn note_written(&self) {

@@ -7,7 +7,9 @@ pub(crate) enum Kind {
     /// So many schedules.
     Create(usize),
     Put,
+    PutIf,
     Cancel,
+    CancelIf,
     Redrive,
     LetGo,
     Outcome,
@@ -19,6 +21,8 @@ impl Kind {
         match ask {
             Ask::Create(all) => Kind::Create(all.len()),
             Ask::Put(_) => Kind::Put,
+            Ask::PutIf { .. } => Kind::PutIf,
+            Ask::CancelIf { .. } => Kind::CancelIf,
             Ask::Cancel { .. } => Kind::Cancel,
             Ask::Redrive { .. } => Kind::Redrive,
             Ask::LetGo { .. } => Kind::LetGo,
@@ -31,7 +35,9 @@ impl Kind {
         match self {
             Kind::Create(_) => "create",
             Kind::Put => "put",
+            Kind::PutIf => "put_if",
             Kind::Cancel => "cancel",
+            Kind::CancelIf => "cancel_if",
             Kind::Redrive => "redrive",
             Kind::LetGo => "let_go",
             Kind::Outcome => "outcome",
@@ -44,8 +50,9 @@ impl Kind {
         match (self, reply) {
             (_, Reply::NotOwned | Reply::Failed(_)) => true,
             (Kind::Create(len), Reply::Created(answers)) => answers.len() == len,
-            (Kind::Put, Reply::Put(_))
-            | (Kind::Cancel, Reply::Cancelled(_))
+            (Kind::Put | Kind::PutIf, Reply::Put(_))
+            | (Kind::PutIf | Kind::CancelIf, Reply::Changed)
+            | (Kind::Cancel | Kind::CancelIf, Reply::Cancelled(_))
             | (Kind::Redrive, Reply::Redriven(_))
             | (Kind::LetGo, Reply::LetGo(_))
             | (Kind::Outcome | Kind::Nudge, Reply::Heard) => true,

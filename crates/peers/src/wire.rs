@@ -16,10 +16,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coordination::MemberId;
-use domain::{ShardId, TenantId, Timestamp};
+use domain::{Edition, Revision, Seen, ShardId, TenantId, Timestamp};
 use minicbor::{Decode, Encode};
 use scheduler::peers::{Named as SchedulerNamed, Outcome as SchedulerOutcome};
-use scheduler::{Ask, CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer, Reply};
+use scheduler::{Ask, CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer, Reply, Timing};
 use store::StoreError;
 
 use schedule::{Due, Id, Key, Poller, Run, Schedule, Spec};
@@ -126,6 +126,53 @@ enum AskForm<'a> {
     Outcome(#[b(0)] Outcome<'a>),
     #[n(6)]
     Nudge,
+    #[n(7)]
+    PutIf {
+        #[b(0)]
+        named: Named<'a>,
+        #[n(1)]
+        seen: Option<SeenForm>,
+        #[n(2)]
+        keeps_timing: bool,
+    },
+    #[n(8)]
+    CancelIf {
+        #[n(0)]
+        poller: Poller,
+        #[n(1)]
+        edition: EditionForm,
+    },
+}
+
+#[derive(Encode, Decode)]
+struct EditionForm(#[n(0)] Id, #[n(1)] u32);
+
+impl EditionForm {
+    fn of(edition: Edition) -> Self {
+        EditionForm(Id::of(edition.incarnation.0), edition.revision.0)
+    }
+
+    fn take(self) -> Edition {
+        Edition { incarnation: self.0.incarnation(), revision: Revision(self.1) }
+    }
+}
+
+#[derive(Encode, Decode)]
+struct SeenForm {
+    #[n(0)]
+    edition: EditionForm,
+    #[n(1)]
+    next: Option<i64>,
+}
+
+impl SeenForm {
+    fn of(seen: &Seen) -> Self {
+        SeenForm { edition: EditionForm::of(seen.edition), next: seen.next.map(Timestamp::as_millis) }
+    }
+
+    fn take(self) -> Result<Seen, Malformed> {
+        Ok(Seen { edition: self.edition.take(), next: self.next.map(timestamp).transpose()? })
+    }
 }
 
 impl<'a> AskForm<'a> {
@@ -142,6 +189,14 @@ impl<'a> AskForm<'a> {
             }
             Ask::Outcome(outcome) => AskForm::Outcome(Outcome::of(outcome)),
             Ask::Nudge => AskForm::Nudge,
+            Ask::PutIf { named, seen, timing } => AskForm::PutIf {
+                named: Named::of(named),
+                seen: seen.as_ref().map(SeenForm::of),
+                keeps_timing: *timing == Timing::Kept,
+            },
+            Ask::CancelIf { poller, edition } => {
+                AskForm::CancelIf { poller: Poller::of(*poller), edition: EditionForm::of(*edition) }
+            }
         }
     }
 
@@ -158,6 +213,12 @@ impl<'a> AskForm<'a> {
             }
             AskForm::Outcome(outcome) => Ask::Outcome(outcome.take()?),
             AskForm::Nudge => Ask::Nudge,
+            AskForm::PutIf { named, seen, keeps_timing } => Ask::PutIf {
+                named: named.take()?,
+                seen: seen.map(SeenForm::take).transpose()?,
+                timing: if keeps_timing { Timing::Kept } else { Timing::Anew },
+            },
+            AskForm::CancelIf { poller, edition } => Ask::CancelIf { poller: poller.take(), edition: edition.take() },
         })
     }
 }
@@ -241,6 +302,8 @@ enum ReplyForm<'a> {
     NotOwned,
     #[n(7)]
     Failed(#[b(0)] Failure<'a>),
+    #[n(8)]
+    Changed,
 }
 
 impl<'a> ReplyForm<'a> {
@@ -254,6 +317,7 @@ impl<'a> ReplyForm<'a> {
             Reply::Heard => ReplyForm::Heard,
             Reply::NotOwned => ReplyForm::NotOwned,
             Reply::Failed(error) => ReplyForm::Failed(Failure::of(error)),
+            Reply::Changed => ReplyForm::Changed,
         }
     }
 
@@ -267,6 +331,7 @@ impl<'a> ReplyForm<'a> {
             ReplyForm::Heard => Reply::Heard,
             ReplyForm::NotOwned => Reply::NotOwned,
             ReplyForm::Failed(error) => Reply::Failed(error.take()),
+            ReplyForm::Changed => Reply::Changed,
         })
     }
 }

@@ -3,21 +3,24 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use coordination::{MemberId, Ownership, View};
 use coordination_postgres::PostgresCoordination;
+use domain::egress::Class;
 use domain::id::SHARDS;
-use domain::{PollerId, ShardId, Term, Timestamp};
+use domain::{Egress, PollerId, ShardId, Term, Timestamp};
 use runtime::{Runtime, TaskSet};
 use serde::Serialize;
 use store::{DueBound, DueRead, Store};
 use store_postgres::PostgresStore;
 
 use crate::engine::{EngineArguments, PostgresEngine};
-use crate::{console, identity, service};
+use crate::store_key::StoreKeyArguments;
+use crate::{console, identity, service, store_key};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum StoreCommand {
@@ -32,6 +35,11 @@ pub(crate) struct MigrateArguments {
     /// Where the key of the first tenant is put, if this makes it
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
+    /// What the first tenant may call beside public addresses, if this makes it: loopback, private, link_local, shared
+    #[arg(long, value_delimiter = ',', env = "REVEILLE_ALLOW_EGRESS")]
+    allow_egress: Vec<Class>,
+    #[command(flatten)]
+    store_key: StoreKeyArguments,
 }
 
 #[derive(Subcommand, Debug)]
@@ -76,7 +84,15 @@ async fn migrate(runtime: &Runtime, arguments: &MigrateArguments) -> anyhow::Res
         let data = &arguments.data;
         service::make_private(data).with_context(|| format!("cannot make the folder {}", data.display()))?;
         let pollers = scheduler::Options::default().pollers;
-        let made = identity::make_first(runtime, store, data, pollers).await?;
+        let egress = Egress { allow: arguments.allow_egress.iter().copied().collect(), ..Egress::default() };
+        let path = arguments.store_key.path(data);
+        let is_new = !path.exists();
+        let unlocked = store_key::unlock(runtime, store.clone(), &path, true).await?;
+        if is_new {
+            let path = path.display();
+            console::line(&format!("made the key that seals the store's secrets, {path}: each member needs a copy"))?;
+        }
+        let made = identity::make_first(runtime, &unlocked, data, pollers, &egress).await?;
         if made.operator {
             let key = identity::operator_key_path(data);
             console::line(&format!("made an operator's key, which makes tenants: it is in {}", key.display()))?;
@@ -118,11 +134,11 @@ pub(crate) async fn make_schema(runtime: &Runtime, engine: &PostgresEngine) -> a
 pub(crate) async fn with_store<T>(
     runtime: &Runtime,
     engine: &PostgresEngine,
-    work: impl AsyncFnOnce(&PostgresStore) -> anyhow::Result<T>,
+    work: impl AsyncFnOnce(&Arc<PostgresStore>) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
     let tasks = TaskSet::new(runtime);
     let opened = PostgresStore::open(runtime, &tasks, engine.store.as_str(), engine.store_options()).await;
-    let store = opened.context("cannot open the store")?;
+    let store = Arc::new(opened.context("cannot open the store")?);
     let done = work(&store).await;
     store.close();
     tasks.join().await;

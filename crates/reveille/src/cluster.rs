@@ -12,7 +12,7 @@ use coordination_postgres::PostgresCoordination;
 use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Deliver, Peering, Registry, Scheduler};
-use store::Store;
+use store::{SealedStore, Store};
 use store_postgres::PostgresStore;
 
 use crate::engine::PostgresEngine;
@@ -42,10 +42,10 @@ pub(crate) struct MemberArguments {
     /// What people call this member [default: the machine's name and the peer port]
     #[arg(long, env = "REVEILLE_NAME")]
     name: Option<String>,
-    /// Seconds for which a member that is dead keeps its shards; too few lose shards to a stall of the database
+    /// Seconds for which a member that is dead keeps its shards; too few lose shards to a stall of the database [1 to 60]
     #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..=60), env = "REVEILLE_LEASE")]
     lease: u64,
-    /// Days for which runs, and schedules that are over, are kept in the database
+    /// Days for which runs, and schedules that are over, are kept [1 to 100]
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=100), env = "REVEILLE_HISTORY_DAYS")]
     history_days: u64,
 }
@@ -72,7 +72,7 @@ impl MemberArguments {
         Duration::from_secs(self.lease)
     }
 
-    fn history(&self) -> Duration {
+    pub(crate) fn history(&self) -> Duration {
         Duration::from_secs(self.history_days * 86_400)
     }
 
@@ -141,16 +141,24 @@ pub(crate) struct Member {
     pub(crate) listener: Listener,
 }
 
+/// The database as its engine knows it, and under its key.
+pub(crate) struct Stores<'a> {
+    pub(crate) postgres: &'a PostgresStore,
+    pub(crate) sealed: Arc<SealedStore>,
+}
+
 /// # Errors
 /// With the next step for the operator.
 pub(crate) async fn join(
     runtime: &Runtime,
     engine: &PostgresEngine,
     arguments: &MemberArguments,
-    store: &Arc<PostgresStore>,
+    stores: Stores<'_>,
     deliver: Arc<dyn Deliver>,
     options: scheduler::Options,
+    mut registry: Registry,
 ) -> anyhow::Result<Member> {
+    let Stores { postgres: store, sealed } = stores;
     let secret = secret(store)?;
     let listener = Listener::bind(runtime, arguments.peer_listen, ListenerOptions::default()).await?;
     let profile = arguments.profile(listener.local_addr())?;
@@ -165,7 +173,6 @@ pub(crate) async fn join(
     );
     tracing::info!(member = profile.name, peers = profile.address, cluster = store.cluster().id, "joining");
     let peers = HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default());
-    let mut registry = Registry::default();
     store.register(&mut registry);
     listener.register(&mut registry);
     peers.register(&mut registry);
@@ -177,7 +184,7 @@ pub(crate) async fn join(
         options: membership::Options::with_lease(arguments.lease()),
     };
     let options = scheduler::Options { history: arguments.history(), ..options };
-    let joined = Scheduler::join(runtime, store.clone(), deliver, options, peering).await;
+    let joined = Scheduler::join(runtime, sealed, deliver, options, peering).await;
     Ok(Member { scheduler: joined.context("cannot join the cluster")?, listener })
 }
 

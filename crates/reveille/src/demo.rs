@@ -11,13 +11,14 @@ use runtime::{Runtime, TaskSet};
 
 use crate::receiver::{self, Receiver, Sink, header, late_millis};
 use crate::service::{Options, Service};
+use crate::stop::Signals;
 use crate::wire::Connection;
-use crate::{console, identity, serve};
+use crate::{console, identity};
 
 /// # Errors
 /// If the parts cannot be started, or a schedule is not taken.
 pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result<()> {
-    let stop = serve::stop_signal()?;
+    let mut signals = Signals::listen()?;
     let folder = tempfile::tempdir().context("cannot make a folder for the time of the demo")?;
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let server = server::Options { listen: anywhere, ..server::Options::default() };
@@ -38,7 +39,7 @@ pub(crate) async fn run(runtime: &Runtime, duration: Duration) -> anyhow::Result
     );
     let key = std::fs::read_to_string(identity::admin_key_path(folder.path()))?;
     schedule_all(runtime, api, key.trim(), target).await?;
-    let _early = runtime.timeout(duration, stop).await;
+    let _early = runtime.timeout(duration, signals.next()).await;
     drop(end);
     tasks.join().await;
     console::line("that was all; nothing of it is left. `reveille serve` is the real thing.")?;

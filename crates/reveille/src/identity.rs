@@ -10,9 +10,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use domain::TenantId;
+use domain::{Egress, Quotas, TenantId};
 use runtime::Runtime;
 use store::{Audit, Role, Store, Tenant};
+
+use crate::store_key::Unlocked;
 
 /// The admin key of the first tenant, as `id.secret`: what goes after `Bearer`.
 pub(crate) fn admin_key_path(data: &Path) -> PathBuf {
@@ -79,16 +81,19 @@ pub(crate) struct Made {
     pub(crate) tenant: bool,
 }
 
-/// Makes the first operator's key, and the tenant `default`, if the store has none yet.
+/// Makes the first operator's key, and the tenant `default`, which may call what `egress` allows, if the store has none
+/// yet.
 ///
 /// # Errors
 /// If the store or the folder cannot be written.
 pub(crate) async fn make_first(
     runtime: &Runtime,
-    store: &dyn Store,
+    unlocked: &Unlocked,
     data: &Path,
     pollers: u16,
+    egress: &Egress,
 ) -> anyhow::Result<Made> {
+    let store = &*unlocked.store;
     let known = store.tenants().await.context("cannot read the tenants")?;
     let operators = known.iter().find(|tenant| tenant.id == Tenant::OPERATOR);
     let first = known.iter().find(|tenant| tenant.id != Tenant::OPERATOR);
@@ -98,10 +103,10 @@ pub(crate) async fn make_first(
     if let Some(first) = first {
         take_over(first, &admin_key_path(data), &[signing_secret_path(data)])?;
     }
-    Ok(Made {
-        operator: operators.is_none() && make_operator(runtime, store, data).await?,
-        tenant: first.is_none() && make_tenant(runtime, store, data, pollers).await?,
-    })
+    let operator = operators.is_none() && make_operator(runtime, store, data).await?;
+    // Before anything is sealed: of two who begin at once with two keys, one gives up here.
+    unlocked.know(runtime).await?;
+    Ok(Made { operator, tenant: first.is_none() && make_tenant(runtime, store, data, pollers, egress).await? })
 }
 
 async fn make_operator(runtime: &Runtime, store: &dyn Store, data: &Path) -> anyhow::Result<bool> {
@@ -113,15 +118,25 @@ async fn make_operator(runtime: &Runtime, store: &dyn Store, data: &Path) -> any
         generations: Vec::new(),
         signing_secrets: Vec::new(),
         keys: vec![key],
+        quotas: Quotas::NONE,
+        ceilings: Quotas::NONE,
+        egress: Egress::default(),
+        store_keys: Vec::new(),
     };
     make(runtime, store, operators, &[(operator_key_path(data), bearer)]).await
 }
 
-async fn make_tenant(runtime: &Runtime, store: &dyn Store, data: &Path, pollers: u16) -> anyhow::Result<bool> {
+async fn make_tenant(
+    runtime: &Runtime,
+    store: &dyn Store,
+    data: &Path,
+    pollers: u16,
+    egress: &Egress,
+) -> anyhow::Result<bool> {
     let (key, bearer) = server::new_key(runtime, Role::Admin, "first", None);
-    let secret = server::new_signing_secret(runtime);
-    let text = server::signing_secret_text(&secret);
-    let tenant = Tenant { keys: vec![key], ..Tenant::new(TenantId(1), "default", pollers, secret) };
+    let (secret, text) = server::new_signing_secret(runtime);
+    let egress = egress.clone();
+    let tenant = Tenant { keys: vec![key], egress, ..Tenant::new(TenantId(1), "default", pollers, secret) };
     // The key last: as long as its draft is there, a start takes over what a crash left.
     make(runtime, store, tenant, &[(signing_secret_path(data), text), (admin_key_path(data), bearer)]).await
 }
@@ -205,10 +220,18 @@ fn write_durably(path: &Path, text: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::sync::Arc;
 
     use sha2::{Digest, Sha256};
 
     use super::*;
+    use crate::store_key;
+
+    /// An empty store under the folder's key.
+    async fn unlocked(runtime: &Runtime, data: &Path) -> Unlocked {
+        let store = store::memory::MemoryStore::new(runtime.clone(), store::memory::MemoryOptions::default());
+        store_key::unlock(runtime, Arc::new(store), &data.join("store.key"), true).await.unwrap()
+    }
 
     #[test]
     fn the_first_start_makes_keys_that_only_their_owner_can_read() {
@@ -216,10 +239,10 @@ mod tests {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let runtime = Runtime::real();
-            let store = store::memory::MemoryStore::new(runtime.clone(), store::memory::MemoryOptions::default());
-            let made = make_first(&runtime, &store, data.path(), 8).await.unwrap();
+            let store = unlocked(&runtime, data.path()).await;
+            let made = make_first(&runtime, &store, data.path(), 8, &Egress::default()).await.unwrap();
             assert_eq!(made, Made { operator: true, tenant: true });
-            let tenants = store.tenants().await.unwrap();
+            let tenants = store.store.tenants().await.unwrap();
             let mut texts = Vec::new();
             for (tenant, path) in tenants.iter().zip([operator_key_path(data.path()), admin_key_path(data.path())]) {
                 assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -235,7 +258,7 @@ mod tests {
                 assert!(!draft_of(&path).exists());
                 fs::rename(&path, draft_of(&path)).unwrap();
             }
-            let made = make_first(&runtime, &store, data.path(), 8).await.unwrap();
+            let made = make_first(&runtime, &store, data.path(), 8, &Egress::default()).await.unwrap();
             assert_eq!(made, Made { operator: false, tenant: false }, "only once");
             for (path, text) in texts {
                 assert_eq!(fs::read_to_string(path).unwrap(), text, "the key stays");
@@ -248,14 +271,15 @@ mod tests {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let runtime = Runtime::real();
-            let store = || store::memory::MemoryStore::new(runtime.clone(), store::memory::MemoryOptions::default());
-            make_first(&runtime, &store(), data.path(), 8).await.unwrap();
+            let store = unlocked(&runtime, data.path()).await;
+            make_first(&runtime, &store, data.path(), 8, &Egress::default()).await.unwrap();
             let key = fs::read_to_string(operator_key_path(data.path())).unwrap();
-            let another = store();
-            let refused = make_first(&runtime, &another, data.path(), 8).await.unwrap_err().to_string();
+            let another = unlocked(&runtime, data.path()).await;
+            let refused =
+                make_first(&runtime, &another, data.path(), 8, &Egress::default()).await.unwrap_err().to_string();
             assert!(refused.contains("operator.key is there already"), "{refused}");
             assert_eq!(fs::read_to_string(operator_key_path(data.path())).unwrap(), key);
-            assert_eq!(another.tenants().await.unwrap(), []);
+            assert_eq!(another.store.tenants().await.unwrap(), []);
         });
     }
 }

@@ -108,7 +108,7 @@ impl Mover {
         let tenant = tenant.ok_or("there is no such tenant")?.clone();
         let id = ScheduleId::new(&entry.id).map_err(|error| error.to_string())?;
         let Some(spec) = &entry.spec else { return Ok(Wish::Cancel(tenant, id)) };
-        let spec = server::read_spec(spec, &self.limits, self.runtime.now())?;
+        let spec = server::read_spec(spec, &self.limits, &tenant.egress, self.runtime.now())?;
         Ok(Wish::Make(Box::new(Create { tenant, id: Some(id), incarnation: Some(entry.incarnation), spec })))
     }
 

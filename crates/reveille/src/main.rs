@@ -2,27 +2,41 @@
 
 mod admin;
 mod bench;
+mod cli;
 mod cluster;
+mod configuration;
 mod console;
 mod control;
 mod demo;
 mod engine;
 mod identity;
 mod inbox;
+mod logs;
 mod maintenance;
+mod otlp;
+mod privacy;
+mod progress;
 mod receiver;
 mod serve;
+mod server_url;
 mod service;
+mod stop;
+mod store_key;
+mod tls;
 mod transfer;
+mod tuning;
 mod wire;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use runtime::Runtime;
+
+use logs::LogArguments;
+use otlp::Exporter;
 
 /// See docs/decisions/0080.
 #[global_allocator]
@@ -32,8 +46,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser, Debug)]
 #[command(name = "reveille", version, about)]
 struct Arguments {
-    /// Threads that run tasks [default: one per core]
-    #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..=256))]
+    /// Threads that run tasks [1 to 256] [default: one per core]
+    #[arg(long, global = true, value_parser = clap::value_parser!(u16).range(1..=256), env = "REVEILLE_THREADS")]
     threads: Option<u16>,
     /// Be killed when the process that started this one ends, however it does: for the children of `bench`
     #[arg(long, global = true, hide = true)]
@@ -45,13 +59,15 @@ struct Arguments {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Run the service, with its data on this machine's disk or in a database that several share
-    Serve(serve::ServeArguments),
+    Serve(Box<serve::ServeArguments>),
     /// See it work: a server, a receiver and some schedules, with nothing to set up
     Demo {
-        /// Seconds until it ends by itself
+        /// Seconds until it ends by itself [1 to 3600]
         #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=3_600))]
         seconds: u64,
     },
+    #[command(flatten)]
+    Client(cli::Command),
     /// Print each callback that arrives
     Receiver(receiver::ReceiverArguments),
     /// Care for the database that a cluster's data is in
@@ -76,30 +92,37 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::builder()
-                .with_default_directive(tracing_subscriber::filter::LevelFilter::INFO.into())
-                .from_env_lossy(),
-        )
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .init();
-    match start(arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // To a person, so without the form of a log; where there is no standard error there is nobody to tell.
-            let _nobody = writeln!(io::stderr(), "reveille: {error:#}");
-            ExitCode::FAILURE
-        }
+    let told = match configuration::told(std::env::args_os().collect()) {
+        Ok(told) => told,
+        Err(error) => return fail(&error, 2),
+    };
+    if let Some(shown) = told.shown {
+        return match console::line(shown.trim_end()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
     }
+    match start(told.arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, 1),
+    }
+}
+
+fn fail(error: &anyhow::Error, code: u8) -> ExitCode {
+    // To a person, so without the form of a log; where there is no standard error there is nobody to tell.
+    let _nobody = writeln!(io::stderr(), "reveille: {error:#}");
+    ExitCode::from(code)
 }
 
 fn start(arguments: Arguments) -> anyhow::Result<()> {
     if arguments.ends_with_parent {
         let signal = Some(rustix::process::Signal::KILL);
         rustix::process::set_parent_process_death_signal(signal).context("cannot be tied to the parent process")?;
+    }
+    if let Command::Serve(serve) = &arguments.command
+        && !serve.debuggable
+    {
+        privacy::keep_memory()?;
     }
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.enable_all();
@@ -112,17 +135,31 @@ fn start(arguments: Arguments) -> anyhow::Result<()> {
 
 async fn obey(command: Command) -> anyhow::Result<()> {
     let runtime = Runtime::real();
+    let logs = match &command {
+        Command::Serve(arguments) => arguments.logs.clone(),
+        _ => LogArguments::default(),
+    };
+    let exporting = logs::begin(&runtime, &logs).map(Exporter::start);
+    let done = run(&runtime, command).await;
+    if let Some(exporting) = exporting {
+        exporting.stop().await;
+    }
+    done
+}
+
+async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Serve(arguments) => serve::serve(&runtime, &arguments).await,
-        Command::Demo { seconds } => demo::run(&runtime, Duration::from_secs(seconds)).await,
-        Command::Receiver(arguments) => receiver::print(&runtime, &arguments).await,
-        Command::Store(command) => admin::store(&runtime, &command).await,
-        Command::Cluster(command) => admin::cluster(&runtime, &command).await,
-        Command::Export(arguments) => transfer::export(&runtime, &arguments).await,
-        Command::Import(arguments) => transfer::import(&runtime, &arguments).await,
-        Command::Backup(arguments) => maintenance::backup(&runtime, &arguments).await,
-        Command::Restore(arguments) => maintenance::restore(&runtime, &arguments).await,
-        Command::Check(arguments) => maintenance::check(&runtime, &arguments).await,
-        Command::Bench(command) => bench::run(&runtime, command).await,
+        Command::Serve(arguments) => serve::serve(runtime, &arguments).await,
+        Command::Demo { seconds } => demo::run(runtime, Duration::from_secs(seconds)).await,
+        Command::Client(command) => cli::obey::<Arguments>(runtime, command).await,
+        Command::Receiver(arguments) => receiver::print(runtime, &arguments).await,
+        Command::Store(command) => admin::store(runtime, &command).await,
+        Command::Cluster(command) => admin::cluster(runtime, &command).await,
+        Command::Export(arguments) => transfer::export(runtime, &arguments).await,
+        Command::Import(arguments) => transfer::import(runtime, &arguments).await,
+        Command::Backup(arguments) => maintenance::backup(runtime, &arguments).await,
+        Command::Restore(arguments) => maintenance::restore(runtime, &arguments).await,
+        Command::Check(arguments) => maintenance::check(runtime, &arguments).await,
+        Command::Bench(command) => bench::run(runtime, command).await,
     }
 }

@@ -8,6 +8,7 @@ use runtime::{Runtime, TaskSet};
 use store_embedded::{EmbeddedStore, Options};
 
 use crate::control::{self, Order};
+use crate::progress::Progress;
 use crate::service::{explain_open, store_path};
 use crate::{console, identity};
 
@@ -41,43 +42,47 @@ pub(crate) struct CheckArguments {
 pub(crate) async fn backup(runtime: &Runtime, arguments: &BackupArguments) -> anyhow::Result<()> {
     // The server has a current folder of its own, so that it is told a whole path.
     let to = std::path::absolute(&arguments.to).context("cannot tell the whole path of the folder to make")?;
-    give(runtime, &arguments.data, &Order::Backup(to)).await
+    give(runtime, &arguments.data, &Order::Backup(to), "copying").await
 }
 
 pub(crate) async fn check(runtime: &Runtime, arguments: &CheckArguments) -> anyhow::Result<()> {
-    give(runtime, &arguments.data, &Order::Check).await
+    give(runtime, &arguments.data, &Order::Check, "reading all of it").await
 }
 
 pub(crate) async fn restore(runtime: &Runtime, arguments: &RestoreArguments) -> anyhow::Result<()> {
     let RestoreArguments { from, data } = arguments;
     let store = store_path(data);
-    store_embedded::restore(runtime, from, &store).await?;
+    Progress::new(runtime).during("copying", store_embedded::restore(runtime, from, &store)).await?;
     console::line(&format!("restored to {}; start it with `reveille serve --data {0}`", data.display()))?;
     let key = identity::admin_key_path(data);
     if !key.exists() {
         console::line(&format!(
-            "a backup holds no secrets: the keys that worked still do, but {} is yours to copy",
+            "a backup holds no keys: {} is yours to copy, without which it does not start; those that worked for requests \
+             still do, and {} is yours to copy, too",
+            data.join("store.key").display(),
             key.display()
         ))?;
     }
     Ok(())
 }
 
-/// Has the running server do it, or opens the data if there is none.
-async fn give(runtime: &Runtime, data: &Path, order: &Order) -> anyhow::Result<()> {
+async fn give(runtime: &Runtime, data: &Path, order: &Order, what: &str) -> anyhow::Result<()> {
     ensure!(store_path(data).exists(), "{} holds no data of Reveille; name its folder with --data", data.display());
-    let answer = match control::ask(data, order).await? {
-        Some(answer) => answer,
-        None => {
-            let tasks = TaskSet::new(runtime);
-            let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), Options::default()).await;
-            let store = opened.map_err(|error| explain_open(error, data))?;
-            let answer = obey(&store, order).await;
-            store.close().await;
-            answer?
-        }
-    };
+    let answer = Progress::new(runtime).during(what, answer(runtime, data, order)).await?;
     console::line(&answer).context("cannot write the result")
+}
+
+/// Has the running server do it, or opens the data if there is none.
+async fn answer(runtime: &Runtime, data: &Path, order: &Order) -> anyhow::Result<String> {
+    if let Some(answer) = control::ask(data, order).await? {
+        return Ok(answer);
+    }
+    let tasks = TaskSet::new(runtime);
+    let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), Options::default()).await;
+    let store = opened.map_err(|error| explain_open(error, data))?;
+    let answer = obey(&store, order).await;
+    store.close().await;
+    answer
 }
 
 /// Does what was ordered, and tells the outcome on one line.
@@ -88,7 +93,8 @@ pub(crate) async fn obey(store: &EmbeddedStore, order: &Order) -> anyhow::Result
     match order {
         Order::Backup(to) => {
             store.backup(to).await?;
-            Ok(format!("backed up to {}", to.display()))
+            // It holds no secrets but sealed ones, and the key is not to be where it is.
+            Ok(format!("backed up to {}; keep a copy of the data folder's store.key elsewhere", to.display()))
         }
         Order::Check => {
             let verified = store.verify().await?;

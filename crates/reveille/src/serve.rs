@@ -3,23 +3,29 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use clap::builder::RangedU64ValueParser;
 use runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cluster::MemberArguments;
 use crate::engine::EngineArguments;
+use crate::logs::LogArguments;
 use crate::receiver::{self, Printer, Receiver};
 use crate::service::{Options, Service};
-use crate::{console, identity};
+use crate::stop::{self, Signals};
+use crate::store_key::StoreKeyArguments;
+use crate::tls::TlsArguments;
+use crate::tuning::TuningArguments;
+use crate::{console, identity, server_url};
 
 #[derive(Args, Debug)]
 pub(crate) struct ServeArguments {
     #[command(flatten)]
     engine: EngineArguments,
+    #[command(flatten)]
+    store_key: StoreKeyArguments,
     #[command(flatten)]
     member: MemberArguments,
     /// The data folder, made at the first start; with --store, for this member's keys only
@@ -28,56 +34,70 @@ pub(crate) struct ServeArguments {
     /// Where requests are answered
     #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN")]
     listen: SocketAddr,
-    /// A receiver that prints the callbacks it gets, to try things out with; see --no-receiver. None with --store
+    /// A receiver that prints the callbacks it gets, to try things out with; see --no-receiver. None with --store, or with
+    /// --listen on other than loopback: the first tenant may not call this machine then
     #[arg(long, default_value = "127.0.0.1:9000", env = "REVEILLE_RECEIVER")]
     receiver: SocketAddr,
     /// Start no receiver
     #[arg(long, env = "REVEILLE_NO_RECEIVER")]
     no_receiver: bool,
-    /// Callbacks in flight to one target; too few slow down a target with long answers, too many may overrun it
-    #[arg(long, value_parser = at_least_one(), default_value_t = scheduler::Options::default().in_flight_per_target, env = "REVEILLE_IN_FLIGHT_PER_TARGET")]
-    in_flight_per_target: usize,
-    /// Callbacks in flight in all; a kill can double so many
-    #[arg(long, value_parser = at_least_one(), default_value_t = scheduler::Options::default().in_flight_max, env = "REVEILLE_IN_FLIGHT_MAX")]
-    in_flight_max: usize,
-    /// Due callbacks kept in memory, ahead of time and waiting; about 100 bytes each
-    #[arg(long, value_parser = at_least_one(), default_value_t = scheduler::Options::default().window_keys_max, env = "REVEILLE_WINDOW_KEYS_MAX")]
-    window_keys_max: usize,
-}
-
-fn at_least_one() -> RangedU64ValueParser<usize> {
-    RangedU64ValueParser::new().range(1..)
+    #[command(flatten)]
+    tls: TlsArguments,
+    #[command(flatten)]
+    tuning: TuningArguments,
+    /// One process: instead of days, for trials
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u64).range(1..))]
+    history_seconds: Option<u64>,
+    #[command(flatten)]
+    pub(crate) logs: LogArguments,
+    /// Let debuggers and profilers of the same user look into the process, and a crash write a core file: with keys, secrets
+    /// and payloads in it
+    #[arg(long, env = "REVEILLE_DEBUGGABLE")]
+    pub(crate) debuggable: bool,
+    /// A file with what else is not said here: a line `NAME = VALUE` in TOML for each flag, by its name without dashes.
+    /// A variable of the environment wins over the file, and a flag over both
+    #[arg(long, env = "REVEILLE_CONFIG")]
+    config: Option<PathBuf>,
+    /// Print what it would go by, as such a file, with where each value comes from and without passwords; and end
+    #[arg(long)]
+    print_config: bool,
 }
 
 impl ServeArguments {
     fn options(&self) -> anyhow::Result<Options> {
-        Ok(Options {
+        let mut options = Options {
             data: self.data.clone(),
             engine: self.engine.engine()?,
             member: self.member.clone(),
+            certificate: self.tls.open(self.listen)?,
+            store_key: self.store_key.clone(),
             server: server::Options { listen: self.listen, ..server::Options::default() },
-            scheduler: scheduler::Options {
-                in_flight_per_target: self.in_flight_per_target,
-                in_flight_max: self.in_flight_max,
-                window_keys_max: self.window_keys_max,
-                ..scheduler::Options::default()
-            },
             ..Options::default()
-        })
+        };
+        let store = &mut options.store;
+        store.history = self.history_seconds.map_or_else(|| self.member.history(), Duration::from_secs);
+        store.history_period = store.history_period.min(store.history / 10);
+        self.tuning.apply(&mut options)?;
+        Ok(options)
     }
 }
 
 pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyhow::Result<()> {
-    let stop = stop_signal()?;
+    let signals = Signals::listen()?;
     let service = Service::start(runtime, arguments.options()?).await?;
-    let receiver = match service.is_member() || arguments.no_receiver {
+    let receiver = match service.is_member() || arguments.no_receiver || !arguments.listen.ip().is_loopback() {
         true => None,
         false => try_receiver(runtime, arguments.receiver).await,
     };
+    let _found_until_stopped = server_url::Left::leave(&arguments.data, service.address, service.is_secured)
+        .inspect_err(|error| tracing::warn!(%error, "commands on this machine will need --server"));
     tracing::info!(address = %service.address, data = %arguments.data.display(), "ready");
-    if let Some(receiver) = &receiver {
+    if let Some(receiver) = receiver.as_ref().filter(|_| !service.is_secured) {
         welcome(&service, &arguments.data, receiver)?;
     }
+    stop::tell_ready();
+    let patience = arguments.tuning.patience();
+    let stop = stop::is_due(runtime.clone(), signals, service.readiness(), patience);
     service.run_until(stop).await;
     tracing::info!("stopped");
     Ok(())
@@ -113,15 +133,4 @@ curl -sS http://{address}/v1/schedules -H "Authorization: Bearer $(cat '{key}')"
 "#
     );
     console::line(&text).context("cannot print how to begin")
-}
-
-/// Resolves at SIGTERM or SIGINT; a second one ends the process at once.
-pub(crate) fn stop_signal() -> anyhow::Result<impl Future<Output = ()> + Send + 'static> {
-    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    Ok(async move {
-        let terminated = std::pin::pin!(terminate.recv());
-        let interrupted = std::pin::pin!(interrupt.recv());
-        futures_util::future::select(terminated, interrupted).await;
-    })
 }

@@ -3,25 +3,31 @@
 //! Always true here: it stops from the front to the back (no new requests, no new attempts, what is in flight is
 //! booked, what is written is flushed), and each part outlives what calls it.
 
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::Context;
 use callback::HttpDeliver;
+use domain::Egress;
+use domain::egress::Class;
 use peers::{ClusterSecret, Listener};
+use prometheus_client::metrics::info::Info;
 use runtime::{Runtime, TaskSet};
-use scheduler::Scheduler;
-use server::Server;
+use scheduler::{Registry, Scheduler};
+use server::{Readiness, Server};
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{self, MemberArguments, Role};
+use crate::cluster::{self, MemberArguments, Role, Stores};
 use crate::engine::{Engine, PostgresEngine};
-use crate::{control, identity, inbox};
+use crate::store_key::{StoreKeyArguments, Unlocked};
+use crate::tls::Certificate;
+use crate::{control, identity, inbox, store_key};
 
 /// What an operator may set.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +39,9 @@ pub(crate) struct Options {
     pub(crate) scheduler: scheduler::Options,
     pub(crate) callback: callback::Options,
     pub(crate) store: store_embedded::Options,
+    pub(crate) store_key: StoreKeyArguments,
+    /// Of the listener; without one it speaks in plain.
+    pub(crate) certificate: Option<Certificate>,
 }
 
 /// Where the embedded store lies in a data folder; beside it are the keys and the operator's socket.
@@ -44,6 +53,9 @@ pub(crate) struct Service {
     pub(crate) address: SocketAddr,
     /// The first start of this data folder: its key has just been made.
     pub(crate) is_new: bool,
+    /// Requests come under TLS.
+    pub(crate) is_secured: bool,
+    stop_certificate: CancellationToken,
     server: Server,
     scheduler: Scheduler,
     store: Standing,
@@ -92,9 +104,13 @@ impl Service {
         let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), options.store.clone()).await;
         let store = Arc::new(opened.map_err(|error| explain_open(error, data))?);
         let front = async {
-            let made = identity::make_first(runtime, &*store, data, options.scheduler.pollers).await?;
-            let deliver = Arc::new(deliver(runtime, options)?);
-            let started = Scheduler::start(runtime, store.clone(), deliver, options.scheduler.clone()).await;
+            let egress = first_egress(options.server.listen.ip());
+            let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(data), true).await?;
+            let made = identity::make_first(runtime, &unlocked, data, options.scheduler.pollers, &egress).await?;
+            let mut registry = build_registry();
+            store.register(&mut registry);
+            let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
+            let started = Scheduler::start(runtime, unlocked.store, deliver, options.scheduler.clone(), registry).await;
             let scheduler = started.context("cannot take over the schedules")?;
             Ok((made.tenant, bind(runtime, &scheduler, options).await?, scheduler))
         };
@@ -102,9 +118,8 @@ impl Service {
             Ok((is_new, server, scheduler)) => {
                 let (orders, stopped) = watch::channel(());
                 control::listen(runtime, &tasks, data, store.clone(), stopped);
-                let address = server.local_addr();
                 let store = Standing::Embedded { store, orders };
-                Ok(Service { address, is_new, server, scheduler, store, tasks })
+                Ok(Service::new(runtime, options, is_new, server, scheduler, store, tasks))
             }
             Err(error) => {
                 // The store's threads must not be there when the clock that they wait by is gone.
@@ -119,8 +134,13 @@ impl Service {
         let lock = identity::lock_member(&options.data)?;
         let tasks = TaskSet::new(runtime);
         let store = cluster::open(runtime, &tasks, engine, &options.data).await?;
-        let deliver = Arc::new(deliver(runtime, options)?);
-        let joined = cluster::join(runtime, engine, &options.member, &store, deliver, options.scheduler.clone());
+        let mut registry = build_registry();
+        let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(&options.data), false).await?;
+        unlocked.know(runtime).await?;
+        let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
+        let stores = Stores { postgres: &store, sealed: unlocked.store };
+        let joined =
+            cluster::join(runtime, engine, &options.member, stores, deliver, options.scheduler.clone(), registry);
         let cluster::Member { scheduler, listener } = joined.await?;
         let stop_peers = CancellationToken::new();
         let secret = cluster::secret(&store)?;
@@ -129,9 +149,28 @@ impl Service {
         let limits = options.server.limits.clone();
         let inbox = inbox::keep_empty(runtime.clone(), store.clone(), scheduler.clone(), limits, stop_peers.clone());
         tasks.spawn("inbox", inbox);
-        let address = server.local_addr();
         let store = Standing::Postgres { store, stop_peers, _lock: lock };
-        Ok(Service { address, is_new: false, server, scheduler, store, tasks })
+        Ok(Service::new(runtime, options, false, server, scheduler, store, tasks))
+    }
+
+    fn new(
+        runtime: &Runtime,
+        options: &Options,
+        is_new: bool,
+        server: Server,
+        scheduler: Scheduler,
+        store: Standing,
+        tasks: TaskSet,
+    ) -> Self {
+        let (address, stop_certificate) = (server.local_addr(), CancellationToken::new());
+        if let Some(certificate) = options.certificate.clone() {
+            let (runtime, stop) = (runtime.clone(), stop_certificate.clone());
+            tasks.spawn_thread("certificate", async move {
+                stop.run_until_cancelled(certificate.follow(runtime)).await;
+            });
+        }
+        let is_secured = options.certificate.is_some();
+        Service { address, is_new, is_secured, stop_certificate, server, scheduler, store, tasks }
     }
 
     /// Of a cluster.
@@ -139,11 +178,17 @@ impl Service {
         matches!(self.store, Standing::Postgres { .. })
     }
 
+    /// What `/readyz` says of it.
+    pub(crate) fn readiness(&self) -> Readiness {
+        self.server.readiness()
+    }
+
     /// Serves until `stop` resolves, then stops in order.
     pub(crate) async fn run_until(self, stop: impl Future<Output = ()> + Send + 'static) {
         self.server.serve_until(stop).await;
         tracing::info!("stopping: no new callbacks are started, those under way are waited for");
         self.scheduler.stop().await;
+        self.stop_certificate.cancel();
         match self.store {
             Standing::Embedded { store, orders } => {
                 drop(orders);
@@ -158,6 +203,13 @@ impl Service {
     }
 }
 
+/// What the first tenant of a server may call that listens on `address`: who can reach a server on loopback is on the
+/// machine already, and tries things out there.
+fn first_egress(address: IpAddr) -> Egress {
+    let allow = if address.is_loopback() { BTreeSet::from([Class::Loopback]) } else { BTreeSet::new() };
+    Egress { allow, ..Egress::default() }
+}
+
 async fn answer_peers(listener: Listener, secret: ClusterSecret, scheduler: Scheduler, stop: CancellationToken) {
     let asked = scheduler.clone();
     let is_me: peers::IsMe = Arc::new(move |id| asked.is_member(id));
@@ -168,13 +220,30 @@ async fn answer_peers(listener: Listener, secret: ClusterSecret, scheduler: Sche
     listener.serve_until(secret, is_me, handler, async move { stop.cancelled().await }).await;
 }
 
-fn deliver(runtime: &Runtime, options: &Options) -> anyhow::Result<HttpDeliver> {
-    HttpDeliver::new(runtime, options.callback.clone()).context("cannot start the side that calls back")
+/// With what is true of the process from its start.
+fn build_registry() -> Registry {
+    let mut registry = Registry::default();
+    let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+    registry.register("reveille_build", "What runs here", build);
+    registry
+}
+
+fn deliver(
+    runtime: &Runtime,
+    options: &Options,
+    unlocked: &Unlocked,
+    registry: &mut Registry,
+) -> anyhow::Result<HttpDeliver> {
+    let callback = callback::Options { seal: unlocked.seal.clone(), ..options.callback.clone() };
+    let deliver = HttpDeliver::new(runtime, callback).context("cannot start the side that calls back")?;
+    deliver.register(registry);
+    Ok(deliver)
 }
 
 /// If it fails, the scheduler has stopped.
 async fn bind(runtime: &Runtime, scheduler: &Scheduler, options: &Options) -> anyhow::Result<Server> {
-    let server = server::Options { answers_users: options.member.has(Role::Api), ..options.server.clone() };
+    let tls = options.certificate.as_ref().map(|certificate| certificate.tls.clone());
+    let server = server::Options { answers_users: options.member.has(Role::Api), tls, ..options.server.clone() };
     match Server::bind(runtime.clone(), scheduler.clone(), server).await {
         Ok(server) => Ok(server),
         Err(error) => {

@@ -6,10 +6,10 @@
 //! for a mark that it was exported), and the target was empty: what fails half-way is begun again on another empty one.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use clap::Args;
 use coordination::Ownership;
 use coordination_postgres::PostgresCoordination;
@@ -19,7 +19,8 @@ use domain::{
     DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ShardId, Status, TenantId, Term, Timestamp, decide,
 };
 use runtime::{Runtime, TaskSet};
-use store::{Audit, Change, DueBound, DueRead, Insert, OwnerWrite, Store, Tenant};
+use store::seal::{has_plain_header, has_plain_secret};
+use store::{Audit, Change, DueBound, DueRead, Insert, OwnerWrite, Seal, Store, Tenant};
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
@@ -27,7 +28,9 @@ use crate::admin;
 use crate::console;
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::identity;
+use crate::progress::Progress;
 use crate::service::{explain_open, make_private, store_path};
+use crate::store_key::{self, StoreKeyArguments};
 
 #[derive(Args, Debug)]
 pub(crate) struct TransferArguments {
@@ -36,6 +39,8 @@ pub(crate) struct TransferArguments {
     /// The data folder of the embedded store
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
+    #[command(flatten)]
+    store_key: StoreKeyArguments,
 }
 
 /// Rows and records that are read, and written, at a time.
@@ -55,8 +60,9 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     let data = &arguments.data;
     ensure!(store_path(data).exists(), "{} holds no schedules: name the folder with --data", data.display());
     admin::make_schema(runtime, &engine).await?;
+    let key = arguments.store_key.path(data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
-        let copied = copy(runtime, embedded, postgres, "the database").await?;
+        let copied = copy(runtime, embedded, postgres, "the database", &key).await?;
         // Whoever starts it again by mistake does not make the same callbacks.
         identity::know_cluster(data, &postgres.cluster().id)?;
         Ok(copied)
@@ -64,18 +70,24 @@ pub(crate) async fn export(runtime: &Runtime, arguments: &TransferArguments) -> 
     .await?;
     tell(
         copied,
-        "start members with `reveille serve --store …`; the folder's keys work there, and others that were made there do not",
+        "start members with `reveille serve --store … --store-key FILE`, with a copy of the folder's store.key; the folder's \
+         keys work there, and others that were made there do not",
     )
 }
 
 /// From the database to the data folder.
 pub(crate) async fn import(runtime: &Runtime, arguments: &TransferArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
+    let key = arguments.store_key.path(&arguments.data);
     let copied = on_both(runtime, &engine, arguments, async |embedded, postgres| {
-        copy(runtime, postgres, embedded, "the data folder").await
+        copy(runtime, postgres, embedded, "the data folder", &key).await
     })
     .await?;
-    tell(copied, "start the server with `reveille serve --data …`; the keys that worked still do")
+    tell(
+        copied,
+        "copy the cluster's store.key to the folder, then start the server with `reveille serve --data …`; the keys that worked \
+         still do",
+    )
 }
 
 fn tell(copied: Copied, next: &str) -> anyhow::Result<()> {
@@ -118,14 +130,21 @@ fn pollers_of(tenants: &[Tenant]) -> Vec<PollerId> {
     tenants.iter().flat_map(of).collect()
 }
 
-async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str) -> anyhow::Result<Copied> {
+/// `key`: the file with what seals the source's secrets, without which none of them may be in plain.
+async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str, key: &Path) -> anyhow::Result<Copied> {
     let tenants = from.tenants().await.context("cannot read the tenants")?;
     ensure!(!tenants.is_empty(), "there is nothing to copy: the source has no tenant");
+    let seal = Sealing { runtime, seal: store_key::of_source(&tenants, key)?, path: key };
     ensure_empty(to, target).await?;
     let terms = to.take((0..SHARDS).map(ShardId).collect()).await.context("cannot take the target's shards")?;
     let replaced = to.tenants().await.context("cannot read the target's tenants")?;
+    let is_of_source = |tenant: &&Tenant| tenants.iter().any(|known| known.id == tenant.id);
+    if let Some(other) = replaced.iter().find(|tenant| !is_of_source(tenant)) {
+        bail!("{target} has a tenant of its own, {}: copy to an empty one", other.name);
+    }
     for tenant in &tenants {
         let mut tenant = tenant.clone();
+        seal.tenant(&mut tenant)?;
         if let Some(replaced) = replaced.iter().find(|replaced| replaced.id == tenant.id) {
             tenant.version = replaced.version + 1;
         }
@@ -137,7 +156,8 @@ async fn copy(runtime: &Runtime, from: &dyn Store, to: &dyn Store, target: &str)
     for tenant in &tenants {
         dead_letters_of(from, tenant.id, &mut dead).await?;
     }
-    let mut copier = Copier { from, to, terms, dead, known: BTreeSet::new(), copied: Copied::default() };
+    let (known, copied, progress) = (BTreeSet::new(), Copied::default(), Progress::new(runtime));
+    let mut copier = Copier { from, to, seal, terms, dead, known, copied, progress };
     copier.copied.tenants = tenants.iter().filter(|tenant| tenant.id != Tenant::OPERATOR).count();
     for poller in pollers_of(&tenants) {
         copier.due_of(poller).await?;
@@ -165,9 +185,43 @@ async fn dead_letters_of(from: &dyn Store, tenant: TenantId, dead: &mut BTreeSet
     }
 }
 
+/// What builds that did not seal have left in plain is sealed on its way.
+struct Sealing<'a> {
+    runtime: &'a Runtime,
+    seal: Option<Seal>,
+    path: &'a Path,
+}
+
+impl Sealing<'_> {
+    fn tenant(&self, tenant: &mut Tenant) -> anyhow::Result<()> {
+        if has_plain_secret(tenant) {
+            self.seal()?.seal_tenant(self.runtime, tenant);
+        }
+        Ok(())
+    }
+
+    fn schedule(&self, schedule: &mut Arc<Schedule>) -> anyhow::Result<()> {
+        if has_plain_header(schedule) {
+            self.seal()?.seal_schedule(self.runtime, schedule);
+        }
+        Ok(())
+    }
+
+    fn seal(&self) -> anyhow::Result<&Seal> {
+        self.seal.as_ref().with_context(|| {
+            format!(
+                "the source has secrets that are not sealed, and {} is not there to seal them: start the source once with \
+                 this build, which makes its key, or say with --store-key where it is",
+                self.path.display()
+            )
+        })
+    }
+}
+
 struct Copier<'a> {
     from: &'a dyn Store,
     to: &'a dyn Store,
+    seal: Sealing<'a>,
     /// Of the target, by shard.
     terms: Vec<Term>,
     /// Dead letters that were not redriven.
@@ -175,6 +229,7 @@ struct Copier<'a> {
     /// The schedules that are copied.
     known: BTreeSet<Incarnation>,
     copied: Copied,
+    progress: Progress,
 }
 
 impl Copier<'_> {
@@ -198,6 +253,8 @@ impl Copier<'_> {
                 .collect();
             self.copied.due += rows.len();
             self.to.place(rows).await.context("cannot write due rows")?;
+            let Copied { schedules, runs, .. } = self.copied;
+            self.progress.tell(|| format!("{schedules} schedules and {runs} runs copied"));
         }
     }
 
@@ -221,7 +278,10 @@ impl Copier<'_> {
     async fn schedules_with_runs(&mut self, schedules: &[Arc<Schedule>]) -> anyhow::Result<()> {
         let new: Vec<&Arc<Schedule>> =
             schedules.iter().filter(|schedule| self.known.insert(schedule.incarnation)).collect();
-        let inserts: Vec<Insert> = new.iter().map(|schedule| as_new(schedule)).collect();
+        let mut inserts: Vec<Insert> = new.iter().map(|schedule| as_new(schedule)).collect();
+        for insert in &mut inserts {
+            self.seal.schedule(&mut insert.schedule)?;
+        }
         self.copied.schedules += inserts.len();
         self.to.insert(inserts).await.context("cannot write schedules")?;
         for schedule in new {
@@ -279,4 +339,43 @@ fn as_new(schedule: &Arc<Schedule>) -> Insert {
     let occurrence = Occurrence { incarnation: changed.incarnation, nominal, revision: changed.revision, replay: 0 };
     let due = DueKey { position: nominal, occurrence, attempt: 1, target: changed.spec.target.key() };
     Insert { schedule, due }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use store::memory::{MemoryOptions, MemoryStore};
+    use store::{SealKey, SigningSecret};
+
+    use super::*;
+
+    #[test]
+    fn what_builds_that_did_not_seal_have_left_is_sealed_on_its_way_or_stays() {
+        let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        tokio.block_on(async {
+            let (runtime, folder) = (Runtime::real(), tempfile::tempdir().unwrap());
+            let store = || MemoryStore::new(runtime.clone(), MemoryOptions::default());
+            let (from, to) = (store(), store());
+            let tenant = Tenant::new(TenantId(1), "shop", 1, SigningSecret::first(vec![7; 32], Timestamp::MIN));
+            let entry = Audit::of(&tenant, Timestamp::MIN, "test", "tenant.create", "");
+            from.put_tenant(tenant, entry).await.unwrap().unwrap();
+
+            let key = folder.path().join("store.key");
+            let refused = copy(&runtime, &from, &to, "the target", &key).await.unwrap_err().to_string();
+            assert!(refused.contains("--store-key"), "{refused}");
+            assert!(to.tenants().await.unwrap().is_empty(), "nothing of it is there");
+
+            std::fs::write(&key, SealKey::generate(&runtime).1).unwrap();
+            std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+            copy(&runtime, &from, &to, "the target", &key).await.unwrap();
+            assert!(to.tenants().await.unwrap()[0].signing_secrets[0].secret.is_sealed());
+
+            let other = Tenant::new(TenantId(2), "other", 1, SigningSecret::first(vec![7; 32], Timestamp::MIN));
+            let entry = Audit::of(&other, Timestamp::MIN, "test", "tenant.create", "");
+            to.put_tenant(other, entry).await.unwrap().unwrap();
+            let refused = copy(&runtime, &from, &to, "the target", &key).await.unwrap_err().to_string();
+            assert!(refused.contains("a tenant of its own, other"), "{refused}");
+        });
+    }
 }

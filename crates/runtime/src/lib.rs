@@ -22,7 +22,7 @@ pub use disk::{Disk, DiskFile, OpenMode};
 pub use task::{TaskEnd, TaskHandle, TaskSet};
 
 /// A point on a clock that never goes back and counts through suspends (`CLOCK_BOOTTIME`): for timeouts and leases.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Monotonic(Duration);
 
 impl Monotonic {

@@ -16,7 +16,7 @@ use runtime::Runtime;
 use store::{Arrival, Change, OwnerWrite, Positions, Store, StoreError, WriteRefusal, Written};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::metrics::{self, Metrics};
+use crate::metrics::{Call, Metrics};
 use crate::owner::Event;
 use crate::peers::Outcome;
 use crate::window::{EntryId, PollerIndex};
@@ -177,7 +177,7 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
         Change::Run { then: Some(due), .. } => due,
         Change::Advance { due, .. } | Change::Defer(due) => due,
         Change::Run { then: None, .. } | Change::End { .. } => return None,
-        Change::Put(_) | Change::Cancel(_) | Change::Redrive { .. } => {
+        Change::Put(_) | Change::PutIf { .. } | Change::Cancel(_) | Change::CancelIf(_) | Change::Redrive { .. } => {
             unreachable!("a user's change goes to the store from `service`")
         }
     };
@@ -188,7 +188,7 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
 }
 
 pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
-    metrics.store_errors.get_or_create(&metrics::Outcome { outcome: call }).inc();
+    metrics.store_errors.get_or_create(&Call { call }).inc();
     match metrics.store_errors_told.tell(call) {
         Some(untold) => tracing::warn!(call, %error, untold, "the store failed; the call will be made again"),
         None => tracing::debug!(call, %error, "the store failed; the call will be made again"),

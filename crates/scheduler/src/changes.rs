@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, ShardId, Status, TenantId,
-    Timestamp, decide,
+    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen, ShardId,
+    Status, TenantId, Timestamp, decide,
 };
 use store::{Arrival, Change, Insert, Inserted, OwnerWrite, Placed, StoreError, WriteRefusal, Written};
 use tokio::sync::{MutexGuard, RwLockReadGuard};
 
 use crate::creator::{settle, unsettled};
 use crate::owner::Event;
-use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer};
+use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 use crate::shards::NotOwned;
 use crate::shared::Shared;
 
@@ -28,6 +28,8 @@ const NAME_LOCKS: usize = 1_024;
 pub(crate) enum Undone {
     /// Nothing was done.
     NotOwned,
+    /// Nothing was done: it is not as whoever asked has seen it.
+    Changed,
     /// It may have been done.
     Failed(StoreError),
 }
@@ -125,11 +127,41 @@ impl Changes {
         if let Some(existing) = existing.filter(|existing| existing.status != Status::Cancelled) {
             Arc::make_mut(&mut insert.schedule).poller = existing.poller;
         }
+        self.write_put(insert, now, Change::Put).await
+    }
+
+    /// As [`Changes::put`], if what has the id is as it was `seen`.
+    pub(crate) async fn put_if(
+        &self,
+        request: Create,
+        seen: Option<Seen>,
+        timing: Timing,
+    ) -> Result<Result<PutAnswer, CreateRefusal>, Undone> {
+        let now = self.shared.runtime.now();
+        let name = (request.tenant.id, request.id.clone().expect("a schedule is put under a name"));
+        let _names = self.lock_names(std::slice::from_ref(&request)).await;
+        let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
+        // The store compares again, in the step that changes it: this one only saves it the trouble.
+        if existing.as_deref().map(Schedule::seen) != seen {
+            return Err(Undone::Changed);
+        }
+        match self.plan_over(request, existing.as_deref(), timing, now) {
+            Some(insert) => self.write_put(insert, now, |insert| Change::PutIf { insert, seen }).await,
+            None => Ok(Err(CreateRefusal::NeverFires)),
+        }
+    }
+
+    async fn write_put(
+        &self,
+        mut insert: Insert,
+        now: Timestamp,
+        change: impl FnOnce(Insert) -> Change,
+    ) -> Result<Result<PutAnswer, CreateRefusal>, Undone> {
         let poller = insert.schedule.poller;
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
         insert.due.position = self.open_position(poller, insert.due.position).await?;
         let target = insert.due.target;
-        match self.write(poller, Change::Put(insert)).await? {
+        match self.write(poller, change(insert)).await? {
             Ok(Written::Put { schedule, position, before }) => {
                 let nominal = schedule.next.expect("a schedule that was put has an occurrence");
                 let occurrence =
@@ -160,12 +192,25 @@ impl Changes {
                 Err(refusal) => return Err(refused(refusal)),
             }
         }
+        Ok(self.cancelled(incarnation))
+    }
+
+    /// If the schedule is still of this edition.
+    pub(crate) async fn cancel_if(&self, poller: PollerId, edition: Edition) -> Result<CancelAnswer, Undone> {
+        let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
+        match self.write(poller, Change::CancelIf(edition)).await? {
+            Ok(_) => Ok(self.cancelled(edition.incarnation)),
+            Err(refusal) => Err(refused(refusal)),
+        }
+    }
+
+    /// The cancellation is durable: what is not in flight now will find it.
+    fn cancelled(&self, incarnation: Incarnation) -> CancelAnswer {
         self.shared.metrics.cancelled.inc();
-        // The cancellation is durable: what is not in flight now will find it.
-        Ok(match self.shared.in_flight.contains(incarnation) {
+        match self.shared.in_flight.contains(incarnation) {
             true => CancelAnswer::TooLate,
             false => CancelAnswer::Cancelled,
-        })
+        }
     }
 
     /// Runs a dead letter again, at once, as a new occurrence.
@@ -217,6 +262,27 @@ impl Changes {
         Some(Insert { schedule: Arc::new(schedule), due })
     }
 
+    /// As [`Changes::plan`], for the place of `existing`: what is there when that is put.
+    pub(crate) fn plan_over(
+        &self,
+        request: Create,
+        existing: Option<&Schedule>,
+        timing: Timing,
+        now: Timestamp,
+    ) -> Option<Insert> {
+        let mut insert = self.plan(request, now);
+        let live = existing.filter(|existing| existing.status != Status::Cancelled);
+        if let (Some(insert), Some(live)) = (&mut insert, live) {
+            let schedule = Arc::make_mut(&mut insert.schedule);
+            schedule.poller = live.poller;
+            if timing == Timing::Kept {
+                (schedule.updated_at, schedule.next) = (live.updated_at, live.next);
+                insert.due = decide::kept(schedule, now)?;
+            }
+        }
+        insert
+    }
+
     async fn write(&self, poller: PollerId, change: Change) -> Result<Result<Written, WriteRefusal>, Undone> {
         let shard = poller.shard();
         let term = self.shared.shards.term(shard)?;
@@ -247,7 +313,7 @@ impl Changes {
     }
 
     /// Before it is said that these schedules exist: a creator that died half-way may have left a row unread.
-    async fn repair(&self, incarnations: Vec<Incarnation>) -> Result<(), StoreError> {
+    pub(crate) async fn repair(&self, incarnations: Vec<Incarnation>) -> Result<(), StoreError> {
         if incarnations.is_empty() {
             return Ok(());
         }
@@ -309,6 +375,7 @@ pub(crate) fn home(request: &Create, id: &ScheduleId) -> PollerId {
 fn refused(refusal: WriteRefusal) -> Undone {
     match refusal {
         WriteRefusal::Superseded => Undone::NotOwned,
+        WriteRefusal::Changed => Undone::Changed,
         WriteRefusal::NotFound | WriteRefusal::Resolved => Undone::Failed(StoreError::Unavailable(refusal.to_string())),
     }
 }

@@ -132,6 +132,9 @@ impl Cluster {
     }
 
     async fn turn(&self, status: Status, session: &mut Option<MemberId>) {
+        if let Some(offset) = self.membership.clock_offset() {
+            self.shared.metrics.clock_skew_seconds.set(offset.ahead_millis as f64 / 1_000.0);
+        }
         let Status::Joined { member, lease, clock_is_off } = status else {
             lose(&self.shared, &self.owned()).await;
             *session = None;

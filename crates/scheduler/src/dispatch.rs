@@ -1,30 +1,74 @@
-//! Who goes next: fair between tenants, fair between a tenant's targets, limited per target.
+//! Who goes next: fair between tenants, fair between a tenant's targets, each within its limits.
 //!
-//! A pure queue. Keys wait in a queue per (tenant, target); a target with a free slot takes its turn among its tenant's
-//! targets, the tenant takes its turn among tenants, one key a turn. A full target parks only its own keys.
+//! A pure queue. Keys wait in a queue per (tenant, target), a *lane*. A lane with a free slot takes its turn among its
+//! tenant's lanes, the tenant takes its turn among tenants, one key a turn. A full target parks only its own keys. What
+//! is at a limit in time (a rate, an open circuit) takes no turn and *waits* until then.
+//!
+//! Always true here: whoever may start a key and does not wait has a turn, once; so nobody is looked at who may not.
 
-use std::collections::{BTreeMap, VecDeque};
+mod circuit;
+mod limits;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use domain::quota::TokenBucket;
 use domain::{TargetKey, TenantId, Timestamp};
+use runtime::Monotonic;
+
+use circuit::Circuit;
+pub(crate) use circuit::TargetSays;
+pub(crate) use limits::Limits;
 
 /// Where a limit is counted.
 pub(crate) type Lane = (TenantId, TargetKey);
 
+/// By the wall clock, which keys are due by, and by the one that rates are measured with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Now {
+    pub(crate) wall: Timestamp,
+    pub(crate) monotonic: Monotonic,
+}
+
 #[derive(Debug)]
 pub(crate) struct Dispatch {
-    in_flight_per_target: usize,
     in_flight_max: usize,
     parked_per_target: usize,
     window_keys_max: usize,
     defer_max: Duration,
     in_flight: usize,
     parked: usize,
+    /// Callbacks that were let go since they were counted last, and late because of their tenant's rate.
+    throttled: u64,
     lanes: BTreeMap<Lane, LaneState>,
+    tenants: BTreeMap<TenantId, TenantState>,
+    /// Of a tenant that none were set for.
+    default_limits: Limits,
     /// Tenants with a lane that may start something, each once.
-    tenants: VecDeque<TenantId>,
-    /// Of each such tenant, those lanes, each once.
-    turns: BTreeMap<TenantId, VecDeque<TargetKey>>,
+    turns: VecDeque<TenantId>,
+    /// Who waits, and until when.
+    waits: BTreeSet<(Monotonic, Waiter)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Waiter {
+    Tenant(TenantId),
+    Lane(Lane),
+}
+
+#[derive(Debug)]
+struct TenantState {
+    limits: Limits,
+    in_flight: usize,
+    parked: usize,
+    bucket: TokenBucket,
+    /// Its lanes that may start something, each once.
+    turns: VecDeque<TargetKey>,
+    /// It stands in [`Dispatch::turns`].
+    has_turn: bool,
+    waits_until: Option<Monotonic>,
+    /// When it last had to wait for its rate.
+    throttled_at: Timestamp,
 }
 
 #[derive(Debug, Default)]
@@ -32,8 +76,11 @@ struct LaneState {
     /// Window entries and their positions, in the order in which they became ready.
     queue: VecDeque<(u32, Timestamp)>,
     in_flight: usize,
-    /// It stands in `turns`.
+    bucket: TokenBucket,
+    circuit: Circuit,
+    /// It stands in its tenant's turns.
     has_turn: bool,
+    waits_until: Option<Monotonic>,
     /// How many ended in the second that began at `counted_from`, and the rate seen in the seconds before.
     ended: u32,
     counted_from: Timestamp,
@@ -49,16 +96,18 @@ struct LaneState {
 impl Dispatch {
     pub(crate) fn new(options: &crate::Options) -> Self {
         Dispatch {
-            in_flight_per_target: options.in_flight_per_target.max(1),
             in_flight_max: options.in_flight_max.max(1),
             parked_per_target: options.parked_per_target.max(1),
             window_keys_max: options.window_keys_max,
             defer_max: options.defer_max,
             in_flight: 0,
             parked: 0,
+            throttled: 0,
             lanes: BTreeMap::new(),
-            tenants: VecDeque::new(),
-            turns: BTreeMap::new(),
+            tenants: BTreeMap::new(),
+            default_limits: Limits::of_service(options),
+            turns: VecDeque::new(),
+            waits: BTreeSet::new(),
         }
     }
 
@@ -69,6 +118,46 @@ impl Dispatch {
 
     pub(crate) fn parked(&self) -> usize {
         self.parked
+    }
+
+    /// How many were late because of their tenant's rate, since this was last asked.
+    pub(crate) fn take_throttled(&mut self) -> u64 {
+        std::mem::take(&mut self.throttled)
+    }
+
+    pub(crate) fn open_circuits(&self, now: Monotonic) -> usize {
+        self.lanes.values().filter(|lane| lane.circuit.open_until(now).is_some()).count()
+    }
+
+    /// From now on these are the tenant's limits.
+    pub(crate) fn limit(&mut self, tenant: TenantId, limits: Limits) {
+        let state = self.tenants.entry(tenant).or_insert_with(|| TenantState::new(limits));
+        if state.limits == limits && state.waits_until.is_none() {
+            return;
+        }
+        state.limits = limits;
+        // Whoever waited for the old rate looks at the new one when it has its turn.
+        if let Some(until) = state.waits_until.take() {
+            self.waits.remove(&(until, Waiter::Tenant(tenant)));
+        }
+        let lanes: Vec<Lane> = self.lanes.range(lanes_of(tenant)).map(|(lane, _)| *lane).collect();
+        for lane in lanes {
+            let state = self.lanes.get_mut(&lane).expect("it was there a moment ago");
+            if let Some(until) = state.waits_until.take() {
+                self.waits.remove(&(until, Waiter::Lane(lane)));
+            }
+            self.offer_lane(lane);
+        }
+        self.offer_tenant(tenant);
+    }
+
+    /// How many more of the tenant's keys there is a use for here soon. One that waits for its rate needs no more than it
+    /// can start in the next seconds: the rest may as well wait in the store.
+    pub(crate) fn room(&self, tenant: TenantId) -> usize {
+        match self.tenants.get(&tenant) {
+            Some(state) if state.waits_until.is_some() => state.limits.ahead.saturating_sub(state.parked),
+            _ => usize::MAX,
+        }
     }
 
     /// Queues a key; `false` if its target's queue is full: the key is to be deferred.
@@ -82,62 +171,140 @@ impl Dispatch {
         }
         state.queue.push_back((entry, position));
         self.parked += 1;
-        self.offer_turn(lane);
+        let limits = self.default_limits;
+        self.tenants.entry(lane.0).or_insert_with(|| TenantState::new(limits)).parked += 1;
+        self.offer_lane(lane);
         true
     }
 
     /// The next key that may start; it counts as in flight until [`Dispatch::ended`].
-    pub(crate) fn pop(&mut self) -> Option<u32> {
+    pub(crate) fn pop(&mut self, now: Now) -> Option<u32> {
         if self.in_flight >= self.in_flight_max {
             return None;
         }
-        let tenant = self.tenants.pop_front()?;
-        let turns = self.turns.get_mut(&tenant).expect("a tenant in turn has lanes in turn");
-        let target = turns.pop_front().expect("a tenant in turn has a lane in turn");
-        let more = !turns.is_empty();
-        if more {
-            self.tenants.push_back(tenant);
-        } else {
-            self.turns.remove(&tenant);
+        self.end_waits(now.monotonic);
+        while let Some(tenant) = self.turns.pop_front() {
+            let state = self.tenants.get_mut(&tenant).expect("a tenant in turn exists");
+            state.has_turn = false;
+            if state.in_flight >= state.limits.in_flight_max {
+                continue; // It takes its turn once one has ended.
+            }
+            if let Err(until) = state.may_start(now.monotonic) {
+                state.throttled_at = now.wall;
+                state.waits_until = Some(until);
+                self.waits.insert((until, Waiter::Tenant(tenant)));
+                continue;
+            }
+            if let Some(entry) = self.pop_of(tenant, now) {
+                self.offer_tenant(tenant);
+                return Some(entry);
+            }
         }
-        let state = self.lanes.get_mut(&(tenant, target)).expect("a lane in turn exists");
-        state.has_turn = false;
-        let (entry, _) = state.queue.pop_front().expect("a lane in turn has a key");
-        state.in_flight += 1;
-        self.in_flight += 1;
-        self.parked -= 1;
-        self.offer_turn((tenant, target));
-        Some(entry)
+        None
     }
 
-    /// An attempt, or a key that came to nothing, has left the lane.
-    pub(crate) fn ended(&mut self, lane: Lane, now: Timestamp) {
+    /// Of a tenant that may start one.
+    fn pop_of(&mut self, tenant: TenantId, now: Now) -> Option<u32> {
+        let state = self.tenants.get_mut(&tenant).expect("its caller has looked");
+        while let Some(target) = state.turns.pop_front() {
+            let lane = self.lanes.get_mut(&(tenant, target)).expect("a lane in turn exists");
+            lane.has_turn = false;
+            if lane.in_flight >= lane.in_flight_max(&state.limits) {
+                continue; // Its limit is lower than when it got its turn.
+            }
+            if let Err(until) = lane.may_start(&state.limits, now.monotonic) {
+                lane.waits_until = Some(until);
+                self.waits.insert((until, Waiter::Lane((tenant, target))));
+                continue;
+            }
+            let (entry, position) = lane.queue.pop_front().expect("a lane in turn has a key");
+            lane.in_flight += 1;
+            state.in_flight += 1;
+            state.parked -= 1;
+            self.in_flight += 1;
+            self.parked -= 1;
+            let since_start = now.monotonic.since_start();
+            if let Some(rate) = state.limits.rate_per_target {
+                lane.bucket.take(rate, since_start);
+            }
+            if let Some(rate) = state.limits.rate {
+                state.bucket.take(rate, since_start);
+                self.throttled += u64::from(position <= state.throttled_at);
+            }
+            self.offer_lane((tenant, target));
+            return Some(entry);
+        }
+        None
+    }
+
+    /// An attempt has left the lane, or a key that came to nothing; then `says` is `None`, and it does not count.
+    pub(crate) fn ended(&mut self, lane: Lane, now: Now, says: Option<TargetSays>) {
         let state = self.lanes.get_mut(&lane).expect("what ended was started");
-        assert!(state.in_flight > 0 && self.in_flight > 0, "what ended was in flight");
+        let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
+        assert!(state.in_flight > 0 && tenant.in_flight > 0 && self.in_flight > 0, "what ended was in flight");
         state.in_flight -= 1;
+        tenant.in_flight -= 1;
         self.in_flight -= 1;
-        state.count_end(now);
-        if state.in_flight == 0 && state.queue.is_empty() && state.deferred_to <= now {
+        match says {
+            Some(says) => state.circuit.hear(says, now.monotonic),
+            None => {
+                if let Some(rate) = tenant.limits.rate {
+                    tenant.bucket.give_back(rate);
+                }
+                if let Some(rate) = tenant.limits.rate_per_target {
+                    state.bucket.give_back(rate);
+                }
+            }
+        }
+        state.count_end(now.wall);
+        if state.is_idle(now) {
             self.lanes.remove(&lane);
         } else {
-            self.offer_turn(lane);
+            self.offer_lane(lane);
+        }
+        self.offer_tenant(lane.0);
+    }
+
+    /// When the next one that waits may start something.
+    pub(crate) fn next_wait(&self) -> Option<Monotonic> {
+        self.waits.first().map(|(until, _)| *until)
+    }
+
+    fn end_waits(&mut self, now: Monotonic) {
+        while let Some((until, waiter)) = self.waits.first().copied() {
+            if until > now {
+                return;
+            }
+            self.waits.pop_first();
+            match waiter {
+                Waiter::Tenant(tenant) => {
+                    self.tenants.get_mut(&tenant).expect("a tenant that waits exists").waits_until = None;
+                    self.offer_tenant(tenant);
+                }
+                Waiter::Lane(lane) => {
+                    self.lanes.get_mut(&lane).expect("a lane that waits exists").waits_until = None;
+                    self.offer_lane(lane);
+                }
+            }
         }
     }
 
     /// Takes out the keys with a position before `before`, lane by lane, at most `limit`.
-    pub(crate) fn take_overdue(&mut self, before: Timestamp, limit: usize) -> Vec<u32> {
+    pub(crate) fn take_overdue(&mut self, before: Timestamp, limit: usize, now: Now) -> Vec<u32> {
         let mut taken = Vec::new();
-        for state in self.lanes.values_mut() {
-            // Only lanes that are full have keys that wait long; those with a turn are served as fast as we can.
+        for ((tenant, _), state) in &mut self.lanes {
+            // Only lanes that are full, or whose target fails, have keys that wait long; those with a turn are served as
+            // fast as we, and their tenant's limits, can.
             while taken.len() < limit
                 && !state.has_turn
                 && state.queue.front().is_some_and(|(_, position)| *position < before)
             {
                 taken.extend(state.queue.pop_front().map(|(entry, _)| entry));
                 self.parked -= 1;
+                self.tenants.get_mut(tenant).expect("the tenant of a lane exists").parked -= 1;
             }
         }
-        self.lanes.retain(|_, state| state.in_flight > 0 || !state.queue.is_empty() || state.deferred_to > before);
+        self.lanes.retain(|_, state| !state.is_idle(now));
         taken
     }
 
@@ -164,8 +331,9 @@ impl Dispatch {
     /// Takes out the keys of which `is_gone` says so, and says which.
     pub(crate) fn take_gone(&mut self, is_gone: impl Fn(u32) -> bool) -> Vec<u32> {
         let mut taken = Vec::new();
-        for state in self.lanes.values_mut() {
+        for ((tenant, _), state) in &mut self.lanes {
             state.has_turn = false;
+            let before = state.queue.len();
             state.queue.retain(|(entry, _)| {
                 let is_gone = is_gone(*entry);
                 if is_gone {
@@ -173,31 +341,92 @@ impl Dispatch {
                 }
                 !is_gone
             });
+            let tenant = self.tenants.get_mut(tenant).expect("the tenant of a lane exists");
+            tenant.parked -= before - state.queue.len();
         }
         self.parked -= taken.len();
         // A lane without keys takes no turn: all line up again.
-        self.tenants.clear();
         self.turns.clear();
+        for tenant in self.tenants.values_mut() {
+            tenant.has_turn = false;
+            tenant.turns.clear();
+        }
         let lanes: Vec<Lane> = self.lanes.keys().copied().collect();
-        lanes.into_iter().for_each(|lane| self.offer_turn(lane));
+        lanes.into_iter().for_each(|lane| self.offer_lane(lane));
         taken
     }
 
-    fn offer_turn(&mut self, (tenant, target): Lane) {
-        let state = self.lanes.get_mut(&(tenant, target)).expect("the caller has just used this lane");
-        if state.has_turn || state.queue.is_empty() || state.in_flight >= self.in_flight_per_target {
+    fn offer_lane(&mut self, lane: Lane) {
+        let state = self.lanes.get_mut(&lane).expect("the caller has just used this lane");
+        let tenant = self.tenants.get_mut(&lane.0).expect("the tenant of a lane exists");
+        let may_start = state.in_flight < state.in_flight_max(&tenant.limits) && state.waits_until.is_none();
+        if state.has_turn || state.queue.is_empty() || !may_start {
             return;
         }
         state.has_turn = true;
-        let turns = self.turns.entry(tenant).or_default();
-        if turns.is_empty() {
-            self.tenants.push_back(tenant);
+        tenant.turns.push_back(lane.1);
+        self.offer_tenant(lane.0);
+    }
+
+    fn offer_tenant(&mut self, tenant: TenantId) {
+        let state = self.tenants.get_mut(&tenant).expect("the caller has just used this tenant");
+        let may_start = state.in_flight < state.limits.in_flight_max && state.waits_until.is_none();
+        if state.has_turn || state.turns.is_empty() || !may_start {
+            return;
         }
-        turns.push_back(target);
+        state.has_turn = true;
+        self.turns.push_back(tenant);
+    }
+}
+
+/// The lanes of one tenant.
+fn lanes_of(tenant: TenantId) -> std::ops::RangeInclusive<Lane> {
+    (tenant, TargetKey(0))..=(tenant, TargetKey(u32::MAX))
+}
+
+impl TenantState {
+    fn new(limits: Limits) -> Self {
+        TenantState {
+            limits,
+            in_flight: 0,
+            parked: 0,
+            bucket: TokenBucket::default(),
+            turns: VecDeque::new(),
+            has_turn: false,
+            waits_until: None,
+            throttled_at: Timestamp::MIN,
+        }
+    }
+
+    /// Or when it may.
+    fn may_start(&self, now: Monotonic) -> Result<(), Monotonic> {
+        limits::has_token(self.limits.rate, &self.bucket, now)
     }
 }
 
 impl LaneState {
+    fn in_flight_max(&self, limits: &Limits) -> usize {
+        if self.circuit.is_probing() { 1 } else { limits.in_flight_per_target }
+    }
+
+    /// Or when it may.
+    fn may_start(&self, limits: &Limits, now: Monotonic) -> Result<(), Monotonic> {
+        match self.circuit.open_until(now) {
+            Some(until) => Err(until),
+            None => limits::has_token(limits.rate_per_target, &self.bucket, now),
+        }
+    }
+
+    /// There is nothing about it that a new one would not have.
+    fn is_idle(&self, now: Now) -> bool {
+        self.in_flight == 0
+            && self.queue.is_empty()
+            && self.waits_until.is_none()
+            && self.deferred_to <= now.wall
+            && self.bucket.is_full(now.monotonic.since_start())
+            && self.circuit.is_forgotten(now.monotonic)
+    }
+
     fn count_end(&mut self, now: Timestamp) {
         self.ended = self.ended.saturating_add(1);
         let counted_for = now.since(self.counted_from);
@@ -211,120 +440,4 @@ impl LaneState {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Options;
-
-    const NOW: Timestamp = Timestamp::from_millis(1_000_000);
-
-    fn lane(tenant: u32, target: u32) -> Lane {
-        (TenantId(tenant), TargetKey(target))
-    }
-
-    fn dispatch(in_flight_per_target: usize, in_flight_max: usize, parked_per_target: usize) -> Dispatch {
-        Dispatch::new(&Options { in_flight_per_target, in_flight_max, parked_per_target, ..Options::default() })
-    }
-
-    #[test]
-    fn tenants_take_turns_whatever_the_length_of_their_queues() {
-        let mut dispatch = dispatch(10, 100, 100);
-        for entry in 0..6 {
-            assert!(dispatch.push(lane(1, 1), entry, NOW));
-        }
-        assert!(dispatch.push(lane(2, 1), 10, NOW));
-        assert!(dispatch.push(lane(2, 2), 11, NOW));
-        let order: Vec<u32> = std::iter::from_fn(|| dispatch.pop()).collect();
-        assert_eq!(order, [0, 10, 1, 11, 2, 3, 4, 5]);
-    }
-
-    #[test]
-    fn a_full_target_parks_only_its_own_keys() {
-        let mut dispatch = dispatch(1, 100, 100);
-        for entry in 0..3 {
-            assert!(dispatch.push(lane(1, 1), entry, NOW));
-        }
-        assert!(dispatch.push(lane(1, 2), 10, NOW));
-        let order: Vec<u32> = std::iter::from_fn(|| dispatch.pop()).collect();
-        assert_eq!(order, [0, 10]);
-        dispatch.ended(lane(1, 1), NOW);
-        assert_eq!(dispatch.pop(), Some(1));
-        assert_eq!(dispatch.pop(), None);
-        assert_eq!((dispatch.in_flight(), dispatch.parked()), (2, 1));
-    }
-
-    #[test]
-    fn the_limit_in_all_holds_over_targets() {
-        let mut dispatch = dispatch(10, 2, 100);
-        for target in 0..4 {
-            assert!(dispatch.push(lane(1, target), target, NOW));
-        }
-        assert_eq!(std::iter::from_fn(|| dispatch.pop()).count(), 2);
-        dispatch.ended(lane(1, 0), NOW);
-        assert_eq!(dispatch.pop(), Some(2));
-    }
-
-    #[test]
-    fn a_full_queue_refuses_and_what_waits_too_long_is_taken_out() {
-        let mut dispatch = dispatch(1, 100, 2);
-        let late = NOW + Duration::from_secs(1);
-        assert!(dispatch.push(lane(1, 1), 0, NOW));
-        assert_eq!(dispatch.pop(), Some(0));
-        assert!(dispatch.push(lane(1, 1), 1, NOW));
-        assert!(dispatch.push(lane(1, 1), 2, late));
-        assert!(!dispatch.push(lane(1, 1), 3, late));
-        assert_eq!(dispatch.take_overdue(late, 10), [1]);
-        assert_eq!(dispatch.parked(), 1);
-    }
-
-    #[test]
-    fn what_is_gone_leaves_no_empty_turn_behind() {
-        let mut dispatch = dispatch(1, 100, 100);
-        for entry in 0..4 {
-            assert!(dispatch.push(lane(1, entry / 2), entry, NOW));
-        }
-        assert_eq!(dispatch.pop(), Some(0));
-        assert_eq!(dispatch.take_gone(|entry| entry == 1 || entry == 2), [1, 2]);
-        assert_eq!(std::iter::from_fn(|| dispatch.pop()).collect::<Vec<_>>(), [3]);
-        assert_eq!((dispatch.in_flight(), dispatch.parked()), (2, 0));
-        dispatch.ended(lane(1, 0), NOW);
-        dispatch.ended(lane(1, 1), NOW);
-        assert_eq!(dispatch.pop(), None);
-    }
-
-    #[test]
-    fn slow_targets_leave_a_part_of_the_window_to_the_rest() {
-        let options =
-            Options { in_flight_per_target: 1, window_keys_max: 120, parked_per_target: 120, ..Options::default() };
-        let mut dispatch = Dispatch::new(&options);
-        let mut parked = |target| (0..120).filter(|entry| dispatch.push(lane(1, target), *entry, NOW)).count();
-        assert_eq!((parked(1), parked(2), parked(3)), (60, 30, 15));
-    }
-
-    #[test]
-    fn deferred_keys_are_spread_at_the_rate_of_their_target_and_within_the_bound() {
-        let mut dispatch = dispatch(1, 100, 2);
-        let places: Vec<Timestamp> = (0..200).map(|_| dispatch.defer_to(lane(1, 1), NOW)).collect();
-        assert_eq!(places[0], NOW + Duration::from_secs(1));
-        assert_eq!(places[1], NOW + Duration::from_secs(2), "a target of unknown rate gets one a second");
-        assert!(places.iter().all(|place| *place <= NOW + Duration::from_secs(60)));
-        assert!(places.iter().filter(|place| **place == places[0]).count() <= 4);
-    }
-
-    #[test]
-    fn a_quick_target_gets_its_deferred_keys_back_as_quickly_as_it_takes_them() {
-        let mut dispatch = dispatch(10_000, 10_000, 10_000);
-        // One that goes on, so that the lane is never forgotten.
-        dispatch.push(lane(1, 1), 0, NOW);
-        dispatch.pop();
-        for entry in 0..10_000 {
-            dispatch.push(lane(1, 1), entry, NOW);
-            dispatch.pop();
-            dispatch.ended(lane(1, 1), NOW + Duration::from_millis(u64::from(entry) / 3));
-        }
-        let now = NOW + Duration::from_secs(4);
-        dispatch.push(lane(1, 1), 1, NOW);
-        let places: Vec<Timestamp> = (0..2_000).map(|_| dispatch.defer_to(lane(1, 1), now)).collect();
-        let span = places[1_999].since(places[0]);
-        assert!(span < Duration::from_secs(2), "2,000 keys take {span:?} at thousands a second");
-    }
-}
+mod tests;

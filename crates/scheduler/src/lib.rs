@@ -35,4 +35,4 @@ pub use deliver::{Deliver, Delivered, Delivery};
 pub use options::Options;
 pub use peers::{Ask, PeerError, Peers, Reply};
 pub use prometheus_client::registry::Registry;
-pub use service::{CancelAnswer, Create, CreateRefusal, Peering, PutAnswer, RedriveAnswer, Scheduler};
+pub use service::{CancelAnswer, Create, CreateRefusal, Peering, PutAnswer, RedriveAnswer, Scheduler, Timing};

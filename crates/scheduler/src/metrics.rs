@@ -1,9 +1,13 @@
-//! What the scheduler counts. Names are in reference order of the dashboards; units are in the names.
+//! What the scheduler counts. Units are in the names, and docs/operating.md lists them all.
+//!
+//! Every value of a label that is known beforehand is there from the start, at 0: a rate sees its first event.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use domain::{AttemptResult, EGRESS_REFUSED, NOT_OPENED};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -18,6 +22,58 @@ const TOLD_PERIOD: Duration = Duration::from_secs(5);
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 pub(crate) struct Outcome {
     pub(crate) outcome: &'static str,
+}
+
+/// Of the store.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+pub(crate) struct Call {
+    pub(crate) call: &'static str,
+}
+
+/// Of a shard's owner.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+pub(crate) struct Change {
+    pub(crate) change: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+pub(crate) struct Reason {
+    pub(crate) reason: &'static str,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
+pub(crate) struct AttemptLabels {
+    protocol: &'static str,
+    result: &'static str,
+}
+
+impl AttemptLabels {
+    /// A status is told by its hundred: a target could make as many series as there are numbers.
+    pub(crate) fn of(result: &AttemptResult) -> Self {
+        let result = match result {
+            AttemptResult::Answered(200..=299) => "success",
+            AttemptResult::Answered(300..=399) => "status_3xx",
+            AttemptResult::Answered(400..=499) => "status_4xx",
+            AttemptResult::Answered(500..=599) => "status_5xx",
+            AttemptResult::Answered(_) => "status_other",
+            AttemptResult::Unreachable(reason) if reason.starts_with(EGRESS_REFUSED) => EGRESS_REFUSED,
+            AttemptResult::Unreachable(reason) if reason.starts_with(NOT_OPENED) => NOT_OPENED,
+            AttemptResult::Unreachable(_) => "unreachable",
+            AttemptResult::TimedOut => "timeout",
+            AttemptResult::Panicked => "panic",
+        };
+        AttemptLabels { protocol: "http", result }
+    }
+
+    pub(crate) fn result(&self) -> &'static str {
+        self.result
+    }
+
+    fn all() -> impl Iterator<Item = AttemptLabels> {
+        let answered = ["success", "status_3xx", "status_4xx", "status_5xx"];
+        let results = answered.into_iter().chain([EGRESS_REFUSED, NOT_OPENED, "unreachable", "timeout", "panic"]);
+        results.map(|result| AttemptLabels { protocol: "http", result })
+    }
 }
 
 /// What was logged of each kind of failure, and when.
@@ -52,26 +108,31 @@ pub(crate) struct Metrics {
     /// From the nominal instant to the start of the first attempt.
     pub(crate) start_lateness_seconds: Histogram,
     pub(crate) callback_duration_seconds: Histogram,
-    pub(crate) callback_attempts: Family<Outcome, Counter>,
+    pub(crate) callback_attempts: Family<AttemptLabels, Counter>,
     pub(crate) occurrences: Family<Outcome, Counter>,
     pub(crate) retries: Counter,
     pub(crate) dead_letters: Counter,
-    pub(crate) missed: Counter,
+    pub(crate) missed: Family<Reason, Counter>,
     pub(crate) deferred: Counter,
+    /// Attempts that were late because of their tenant's rate.
+    pub(crate) throttled: Counter,
+    pub(crate) open_circuits: Gauge,
     /// Due rows that came to nothing: cancelled, changed, or done before.
     pub(crate) dropped: Counter,
-    pub(crate) store_errors: Family<Outcome, Counter>,
+    pub(crate) store_errors: Family<Call, Counter>,
     pub(crate) store_errors_told: Arc<Told>,
     pub(crate) panics: Counter,
     pub(crate) window_keys: Gauge,
-    pub(crate) parked_keys: Gauge,
+    pub(crate) due_backlog: Gauge,
     pub(crate) in_flight: Gauge,
-    pub(crate) oldest_open_seconds: Gauge,
+    pub(crate) oldest_due_seconds: Gauge<f64, AtomicU64>,
     pub(crate) created: Counter,
     pub(crate) cancelled: Counter,
     pub(crate) shards_owned: Gauge,
     /// Shards that were gained, let go of with what was in flight, or lost.
-    pub(crate) shards_moved: Family<Outcome, Counter>,
+    pub(crate) shard_owner_changes: Family<Change, Counter>,
+    /// Of a member of a cluster only. Positive: the database's clock is ahead of this machine's.
+    pub(crate) clock_skew_seconds: Gauge<f64, AtomicU64>,
 }
 
 impl Metrics {
@@ -86,23 +147,52 @@ impl Metrics {
             occurrences: Family::default(),
             retries: Counter::default(),
             dead_letters: Counter::default(),
-            missed: Counter::default(),
+            missed: Family::default(),
             deferred: Counter::default(),
+            throttled: Counter::default(),
+            open_circuits: Gauge::default(),
             dropped: Counter::default(),
             store_errors: Family::default(),
             store_errors_told: Arc::new(Told { runtime, last: Mutex::default() }),
             panics: Counter::default(),
             window_keys: Gauge::default(),
-            parked_keys: Gauge::default(),
+            due_backlog: Gauge::default(),
             in_flight: Gauge::default(),
-            oldest_open_seconds: Gauge::default(),
+            oldest_due_seconds: Gauge::default(),
             created: Counter::default(),
             cancelled: Counter::default(),
             shards_owned: Gauge::default(),
-            shards_moved: Family::default(),
+            shard_owner_changes: Family::default(),
+            clock_skew_seconds: Gauge::default(),
         };
+        metrics.begin_at_zero();
         metrics.register(registry);
         metrics
+    }
+
+    fn begin_at_zero(&self) {
+        for outcome in ["succeeded", "failed", "missed", "cancelled"] {
+            drop(self.occurrences.get_or_create(&Outcome { outcome }));
+        }
+        for labels in AttemptLabels::all() {
+            drop(self.callback_attempts.get_or_create(&labels));
+        }
+        for change in ["gained", "let_go", "lost"] {
+            drop(self.shard_owner_changes.get_or_create(&Change { change }));
+        }
+        for call in ["load", "write"] {
+            drop(self.store_errors.get_or_create(&Call { call }));
+        }
+        drop(self.missed.get_or_create(&Reason { reason: "overdue" }));
+    }
+
+    /// What only a member of a cluster has.
+    pub(crate) fn register_of_cluster(&self, registry: &mut Registry) {
+        registry.register(
+            "reveille_clock_skew_seconds",
+            "How far the clock of the members' database is ahead of this machine's",
+            self.clock_skew_seconds.clone(),
+        );
     }
 
     fn register(&self, registry: &mut Registry) {
@@ -116,30 +206,56 @@ impl Metrics {
             "From an attempt's start to its end",
             self.callback_duration_seconds.clone(),
         );
-        registry.register("reveille_callback_attempts", "Attempts by result", self.callback_attempts.clone());
+        registry.register(
+            "reveille_callback_attempts",
+            "Attempts to call back, by protocol and result",
+            self.callback_attempts.clone(),
+        );
         registry.register("reveille_occurrences", "Occurrences by outcome", self.occurrences.clone());
         registry.register("reveille_retries", "Attempts that were followed by another", self.retries.clone());
-        registry.register("reveille_dead_letters", "Runs without attempts left", self.dead_letters.clone());
-        registry.register("reveille_missed", "Overdue occurrences that gave way to a later one", self.missed.clone());
+        registry.register(
+            "reveille_dead_letters",
+            "Occurrences whose attempts are used up without success",
+            self.dead_letters.clone(),
+        );
+        registry.register("reveille_missed", "Occurrences that were not fired, by reason", self.missed.clone());
         registry.register(
             "reveille_deferred",
             "Due rows written again at a later position, because their target was full",
             self.deferred.clone(),
         );
+        registry.register(
+            "reveille_callbacks_throttled",
+            "Attempts made late, because their tenant was above its callbacks per minute",
+            self.throttled.clone(),
+        );
+        registry.register(
+            "reveille_open_circuits",
+            "Targets that are left alone for a while, because they failed again and again",
+            self.open_circuits.clone(),
+        );
         registry.register("reveille_due_rows_dropped", "Due rows that came to nothing", self.dropped.clone());
         registry.register("reveille_store_errors", "Failed calls of the store", self.store_errors.clone());
         registry.register("reveille_panics", "Panics that were caught and survived", self.panics.clone());
         registry.register("reveille_window_keys", "Due rows in memory", self.window_keys.clone());
-        registry.register("reveille_parked_keys", "Due keys that wait for their target", self.parked_keys.clone());
+        registry.register(
+            "reveille_due_backlog",
+            "Due rows in memory that wait for their turn",
+            self.due_backlog.clone(),
+        );
         registry.register("reveille_in_flight", "Attempts whose outcome is not yet durable", self.in_flight.clone());
         registry.register(
             "reveille_oldest_due_seconds",
             "Age of the oldest due row without an outcome",
-            self.oldest_open_seconds.clone(),
+            self.oldest_due_seconds.clone(),
         );
         registry.register("reveille_schedules_created", "Schedules made or replaced", self.created.clone());
         registry.register("reveille_schedules_cancelled", "Schedules cancelled", self.cancelled.clone());
         registry.register("reveille_shards_owned", "Shards that this member owns", self.shards_owned.clone());
-        registry.register("reveille_shards_moved", "Shards that came and went, by how", self.shards_moved.clone());
+        registry.register(
+            "reveille_shard_owner_changes",
+            "Shards that this member gained, let go of, or lost",
+            self.shard_owner_changes.clone(),
+        );
     }
 }

@@ -7,8 +7,8 @@ pub struct Options {
     /// How far ahead of now due rows are read into the window. Default 2 s. Smaller: a slow read makes rows late;
     /// larger: more keys in memory.
     pub window_ahead: Duration,
-    /// Keys that the window holds at most. Default 2,097,152, about 100 bytes each. Smaller: a burst is read in more
-    /// pieces; larger: more memory.
+    /// Keys that the window holds at most, of one tenant at most as many as are left over. Default 2,097,152, about 100 bytes
+    /// each. Smaller: a burst is read in more pieces; larger: more memory.
     pub window_keys_max: usize,
     /// The rhythm of reading ahead, of arrivals from elsewhere and of closing. Default 200 ms. Smaller: more reads of
     /// the store; larger: more to look at after a restart.
@@ -33,8 +33,8 @@ pub struct Options {
     /// How long a stop waits for attempts in flight. Default 10 s.
     pub drain: Duration,
     /// How long runs, and schedules that are over, are kept at least. Default 30 days. Shorter: a put that is tried again
-    /// later than that makes its schedule anew, and a dead letter of before cannot be redriven; longer: more to store. Not
-    /// every engine forgets.
+    /// later than that makes its schedule anew, and a dead letter of before cannot be redriven; longer: more to store. The
+    /// embedded engine has an option of its own.
     pub history: Duration,
 }
 

@@ -6,6 +6,7 @@
 //!
 //! Shards come ([`Event::Gained`]) and go ([`Event::LetGo`]) while it runs: see [`tenure`].
 
+mod reading;
 mod tenure;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -14,24 +15,23 @@ use std::time::Duration;
 
 use domain::{Occurrence, PollerId, ShardId, Term, Timestamp};
 use runtime::{Monotonic, Runtime};
-use store::{
-    Arrival, Change, Cursor, DuePage, DueRead, HandedOver, OwnerWrite, Positions, Store, StoreError, WriteRefusal,
-};
+use store::{Arrival, Change, Cursor, DuePage, DueRead, HandedOver, OwnerWrite, Positions, Store, WriteRefusal};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
 use crate::bookkeeper::{Booked, Booking, Then, ToBook, count_store_error};
 use crate::deliver::Deliver;
-use crate::dispatch::{Dispatch, Lane};
+use crate::dispatch::{Dispatch, Lane, Limits, Now, TargetSays};
 use crate::in_flight::InFlight;
 use crate::lease::Lease;
 use crate::metrics::Metrics;
 use crate::peers::Outcome;
 use crate::starter::{Starting, start};
 use crate::steady::SteadyClock;
-use crate::tenants::Tenants;
+use crate::tenants::{Known, Tenants};
 use crate::window::{EntryId, MayStart, PollerIndex, ReadKind, Tenure, Window};
+use reading::read_due;
 
 /// Pollers that one call of the store reads at most.
 const READS_PER_CALL: usize = 8;
@@ -111,6 +111,8 @@ pub(crate) struct Ended {
     pub(crate) lane: Lane,
     pub(crate) entry: EntryId,
     pub(crate) how: HowEnded,
+    /// What an attempt told of its target; `None` if there was none.
+    pub(crate) says: Option<TargetSays>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,6 +159,10 @@ pub(crate) struct Owner {
     outcomes: Vec<Booking>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
+    /// The tenants whose limits were set.
+    limited: Arc<Known>,
+    /// Pollers came or went since.
+    shares_moved: bool,
 }
 
 impl Owner {
@@ -187,6 +193,8 @@ impl Owner {
             outcomes: Vec::new(),
             next_period: monotonic,
             expired: Vec::new(),
+            limited: Arc::default(),
+            shares_moved: true,
             context,
             options,
         }
@@ -221,46 +229,65 @@ impl Owner {
     async fn turn(&mut self) {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
-        self.fire(now);
+        self.fire(Now { wall: now, monotonic });
         self.defer(now);
         for outcome in std::mem::take(&mut self.outcomes) {
             self.book(outcome).await;
         }
         if monotonic >= self.next_period {
             self.next_period = monotonic + self.options.period;
+            self.set_limits();
             self.arrivals_wanted = true;
             self.reads_wanted = true;
             let steady = self.steady.at(now, monotonic);
             self.close(steady).await;
-            let overdue = self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD);
+            let at = Now { wall: now, monotonic };
+            let overdue = self.dispatch.take_overdue(now - self.options.parked_for, OVERDUE_PER_PERIOD, at);
             self.to_defer.extend(overdue);
             self.end_holds(now);
-            self.show(now);
+            self.show(at);
         }
         if self.arrivals_wanted && !self.arrivals_under_way {
             self.read_arrivals();
         }
         if self.reads_wanted {
             self.reads_wanted = false;
-            let reads = self.window.plan_reads(now);
+            let dispatch = &self.dispatch;
+            let reads = self.window.plan_reads(now, |tenant| dispatch.room(tenant));
             self.read(reads.into_iter().map(|(index, read)| (index, ReadKind::Ahead, read)).collect());
         }
+    }
+
+    /// Tells the dispatch queue what the tenants may do here, if that, or what is owned, is other than it was.
+    fn set_limits(&mut self) {
+        let tenants = self.context.tenants.known();
+        if Arc::ptr_eq(&tenants, &self.limited) && !std::mem::take(&mut self.shares_moved) {
+            return;
+        }
+        for tenant in tenants.all() {
+            let all = tenant.generations.iter().map(|pollers| u32::from(*pollers)).sum();
+            let limits = Limits::of(&tenant.quotas, &self.options, self.window.pollers_of(tenant.id), all);
+            self.dispatch.limit(tenant.id, limits);
+        }
+        self.limited = tenants;
+        self.shares_moved = false;
     }
 
     fn next_wake(&self) -> Monotonic {
         let now = self.context.runtime.now();
         let monotonic = self.context.runtime.monotonic();
+        let next = self.dispatch.next_wait().map_or(self.next_period, |wait| wait.min(self.next_period));
         match self.window.next_expiry() {
             Some(at) if at <= now => monotonic,
-            Some(at) => self.next_period.min(monotonic + at.since(now)),
-            None => self.next_period,
+            Some(at) => next.min(monotonic + at.since(now)),
+            None => next,
         }
     }
 
     /// Moves what is due into the lanes, and starts what has a turn.
-    fn fire(&mut self, now: Timestamp) {
+    fn fire(&mut self, now: Now) {
         let mut expired = std::mem::take(&mut self.expired);
-        self.window.expire(now, &mut expired);
+        self.window.expire(now.wall, &mut expired);
         // Schedules made together lie together in the store: what is due together is read in the order of its making.
         expired.sort_by_cached_key(|entry| {
             let key = self.window.entry(*entry).key;
@@ -275,18 +302,18 @@ impl Owner {
         self.expired = expired;
         let mut batch = Vec::new();
         while self.unsettled < self.options.in_flight_max {
-            let Some(entry) = self.dispatch.pop() else { break };
+            let Some(entry) = self.dispatch.pop(now) else { break };
             match self.window.may_start(entry) {
                 MayStart::Yes => {}
                 MayStart::Superseded => {
-                    self.dispatch.ended(self.lane(entry), now);
+                    self.dispatch.ended(self.lane(entry), now, None);
                     self.context.metrics.dropped.inc();
                     self.window.resolve(entry);
                     continue;
                 }
                 MayStart::NotYet => {
-                    self.dispatch.ended(self.lane(entry), now);
-                    self.window.wait_again(entry, now + ATTEMPT_WAIT);
+                    self.dispatch.ended(self.lane(entry), now, None);
+                    self.window.wait_again(entry, now.wall + ATTEMPT_WAIT);
                     continue;
                 }
             }
@@ -346,7 +373,8 @@ impl Owner {
     }
 
     async fn close(&mut self, now: Timestamp) {
-        for (index, positions) in self.window.plan_closings(now) {
+        let dispatch = &self.dispatch;
+        for (index, positions) in self.window.plan_closings(now, |tenant| dispatch.room(tenant)) {
             let (poller, Tenure { term, .. }) = self.window.poller(index);
             let write = OwnerWrite { term, poller, change: Change::Positions(positions) };
             self.book(Booking { write, then: Then::Positions(index) }).await;
@@ -385,7 +413,8 @@ impl Owner {
                 let _nobody_waits = tell.send(self.take_outcome(outcome));
             }
             Event::Ended(ended) => {
-                let now = self.context.runtime.now();
+                let runtime = &self.context.runtime;
+                let now = Now { wall: runtime.now(), monotonic: runtime.monotonic() };
                 for ended in ended {
                     self.on_ended(ended, now);
                 }
@@ -393,8 +422,8 @@ impl Owner {
         }
     }
 
-    fn on_ended(&mut self, ended: Ended, now: Timestamp) {
-        self.dispatch.ended(ended.lane, now);
+    fn on_ended(&mut self, ended: Ended, now: Now) {
+        self.dispatch.ended(ended.lane, now, ended.says);
         if ended.how == HowEnded::Booking {
             return;
         }
@@ -413,7 +442,7 @@ impl Owner {
             }
             HowEnded::NotYet => self.window.wait_again(ended.entry, key.position),
             HowEnded::Unborn | HowEnded::LetGo | HowEnded::Unavailable => {
-                self.window.wait_again(ended.entry, now + self.options.period)
+                self.window.wait_again(ended.entry, now.wall + self.options.period)
             }
             HowEnded::Unreadable => self.to_defer.push_back(ended.entry),
         }
@@ -441,7 +470,9 @@ impl Owner {
                     }
                 }
                 Then::Positions(index) => {
-                    if let Some(read) = self.window.positions_written(index, booked.positions) {
+                    let dispatch = &self.dispatch;
+                    let useful = |tenant| dispatch.room(tenant);
+                    if let Some(read) = self.window.positions_written(index, booked.positions, useful) {
                         self.read(vec![(index, ReadKind::Check, read)]);
                     }
                 }
@@ -457,7 +488,9 @@ impl Owner {
             match page {
                 None => self.window.read_failed(index, kind),
                 Some(page) => {
-                    if let Some(more) = self.window.read(index, kind, read, &page) {
+                    let dispatch = &self.dispatch;
+                    let useful = |tenant| dispatch.room(tenant);
+                    if let Some(more) = self.window.read(index, kind, read, &page, useful) {
                         self.read(vec![(index, kind, more)]);
                     } else if kind == ReadKind::Ahead && page.keys.len() == read.limit {
                         self.reads_wanted = true;
@@ -515,14 +548,16 @@ impl Owner {
         }
     }
 
-    fn show(&self, now: Timestamp) {
+    fn show(&mut self, now: Now) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let metrics = &self.context.metrics;
         metrics.window_keys.set(count(self.window.len()));
-        metrics.parked_keys.set(count(self.dispatch.parked()));
+        metrics.due_backlog.set(count(self.dispatch.parked() + self.to_defer.len()));
         metrics.in_flight.set(count(self.unsettled));
-        let age = self.window.oldest_open().map_or(Duration::ZERO, |oldest| now.since(oldest));
-        metrics.oldest_open_seconds.set(i64::try_from(age.as_secs()).unwrap_or(i64::MAX));
+        metrics.throttled.inc_by(self.dispatch.take_throttled());
+        metrics.open_circuits.set(count(self.dispatch.open_circuits(now.monotonic)));
+        let age = self.window.oldest_open().map_or(Duration::ZERO, |oldest| now.wall.since(oldest));
+        metrics.oldest_due_seconds.set(age.as_secs_f64());
     }
 
     async fn drain(&mut self) {
@@ -542,29 +577,4 @@ impl Owner {
             );
         }
     }
-}
-
-/// Reads several pollers at once; if that fails, each alone, so that one damaged stretch holds up no other poller.
-async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
-    let pages = match due(&context, reads.iter().map(|(_, _, read)| *read).collect()).await {
-        Ok(pages) => pages.into_iter().map(Some).collect(),
-        Err(_) if reads.len() == 1 => vec![None],
-        Err(_) => {
-            let mut pages = Vec::with_capacity(reads.len());
-            for (_, _, read) in &reads {
-                pages.push(due(&context, vec![*read]).await.ok().and_then(|mut pages| pages.pop()));
-            }
-            pages
-        }
-    };
-    let done = reads.into_iter().zip(pages).map(|((index, kind, read), page)| (index, kind, read, page)).collect();
-    let _owner_is_gone = context.events.send(Event::Read(done)).await;
-}
-
-async fn due(context: &Context, reads: Vec<DueRead>) -> Result<Vec<DuePage>, StoreError> {
-    let answer = context.store.due(reads).await;
-    if let Err(error) = &answer {
-        count_store_error(&context.metrics, "due", error);
-    }
-    answer
 }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use coordination::{Member, MemberId};
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Spec, TenantId};
+use domain::{DueKey, Edition, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Seen, ShardId, Spec, TenantId};
 use futures_util::future::BoxFuture;
 use store::StoreError;
 
-use crate::service::{CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer};
+use crate::service::{CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 
 pub trait Peers: Send + Sync + 'static {
     /// # Errors
@@ -32,11 +32,22 @@ pub enum Ask {
     /// Makes schedules whose ids were chosen, all of one home shard.
     Create(Vec<Named>),
     Put(Named),
+    /// As [`crate::Scheduler::put_if`]. Not a field of [`Ask::Put`]: a member that does not know it must not put without it.
+    PutIf {
+        named: Named,
+        seen: Option<Seen>,
+        timing: Timing,
+    },
     /// The mark is durable; `applied` as the store said.
     Cancel {
         poller: PollerId,
         incarnation: Incarnation,
         applied: bool,
+    },
+    /// As [`crate::Scheduler::cancel_if`].
+    CancelIf {
+        poller: PollerId,
+        edition: Edition,
     },
     Redrive {
         tenant: TenantId,
@@ -80,6 +91,8 @@ pub enum Reply {
     Redriven(RedriveAnswer),
     /// Those of the shards asked for that are free now.
     LetGo(Vec<ShardId>),
+    /// It is not as whoever asks has seen it; nothing was done.
+    Changed,
     /// Heard, whether anybody waited for it or not.
     Heard,
     /// The shard is not, or not yet, owned by the one asked; nothing was done.

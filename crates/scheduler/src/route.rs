@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coordination::MemberId;
-use domain::{Occurrence, Schedule, ScheduleId, ShardId, Status, TenantId};
+use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, Status, TenantId};
 use futures_util::future::join_all;
 use store::{Mark, StoreError, Tenant};
 use tokio::sync::oneshot;
@@ -14,7 +14,7 @@ use crate::changes::{Changes, Undone, home};
 use crate::cluster::Cluster;
 use crate::owner::Event;
 use crate::peers::{Ask, Named, Outcome, PeerError, Reply};
-use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer};
+use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 use crate::shared::Shared;
 use crate::supervisor::refresh_tenants;
 
@@ -79,6 +79,7 @@ impl Router {
             Ok(answers) => Ok(answers),
             Err(Undone::Failed(error)) => Err(error),
             Err(Undone::NotOwned) => replied(Reply::NotOwned).map(|_| Vec::new()),
+            Err(Undone::Changed) => unreachable!("a create wants to find nothing"),
         }
     }
 
@@ -96,18 +97,52 @@ impl Router {
     }
 
     pub(crate) async fn put(&self, request: Create) -> Result<Result<PutAnswer, CreateRefusal>, StoreError> {
-        let id = request.id.clone().expect("a schedule is put under a name");
-        let mut poller = home(&request, &id);
-        if self.cluster.is_some() {
-            let existing = self.shared.store.get(vec![(request.tenant.id, id)]).await?.pop().flatten();
-            if let Some(existing) = existing.filter(|existing| existing.status != Status::Cancelled) {
-                poller = existing.poller;
-            }
-        }
-        match self.at_owner(poller.shard(), Ask::Put(named(request))).await? {
+        let shard = self.shard_of(&request).await?;
+        match self.at_owner(shard, Ask::Put(named(request))).await? {
             Reply::Put(answer) => Ok(answer),
             other => unreachable!("a put is answered as one, not with {other:?}"),
         }
+    }
+
+    pub(crate) async fn put_if(
+        &self,
+        request: Create,
+        seen: Option<Seen>,
+        timing: Timing,
+    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, StoreError> {
+        let shard = self.shard_of(&request).await?;
+        match self.at_owner(shard, Ask::PutIf { named: named(request), seen, timing }).await? {
+            Reply::Put(answer) => Ok(Some(answer)),
+            Reply::Changed => Ok(None),
+            other => unreachable!("a put is answered as one, not with {other:?}"),
+        }
+    }
+
+    pub(crate) fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
+        let insert = self.changes.plan_over(request, existing, timing, self.shared.runtime.now())?;
+        let mut schedule = Arc::unwrap_or_clone(insert.schedule);
+        if let Some(live) = existing.filter(|existing| existing.status != Status::Cancelled) {
+            schedule.incarnation = live.incarnation;
+            schedule.revision.0 = live.revision.0 + 1;
+            schedule.created_at = live.created_at;
+        }
+        Some(schedule)
+    }
+
+    pub(crate) async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
+        self.changes.repair(vec![found]).await
+    }
+
+    /// Whose owner puts what `request` asks for.
+    async fn shard_of(&self, request: &Create) -> Result<ShardId, StoreError> {
+        let id = request.id.clone().expect("a schedule is put under a name");
+        let home = home(request, &id);
+        if self.cluster.is_none() {
+            return Ok(home.shard());
+        }
+        let existing = self.shared.store.get(vec![(request.tenant.id, id)]).await?.pop().flatten();
+        let live = existing.filter(|existing| existing.status != Status::Cancelled);
+        Ok(live.map_or(home, |live| live.poller).shard())
     }
 
     pub(crate) async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelAnswer, StoreError> {
@@ -125,6 +160,20 @@ impl Router {
             (Ok(other), _) => unreachable!("a cancellation is answered as one, not with {other:?}"),
             (Err(_), Some(decided_by)) => Ok(CancelAnswer::Pending { decided_by }),
             (Err(error), None) => Err(error),
+        }
+    }
+
+    pub(crate) async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelAnswer>, StoreError> {
+        let Schedule { poller, incarnation, status, .. } = *found;
+        let ask = match status {
+            // There is nothing to do but to see whether an attempt is in flight.
+            Status::Cancelled => Ask::Cancel { poller, incarnation, applied: true },
+            Status::Active | Status::Ended => Ask::CancelIf { poller, edition: found.edition() },
+        };
+        match self.at_owner(poller.shard(), ask).await? {
+            Reply::Cancelled(answer) => Ok(Some(answer)),
+            Reply::Changed => Ok(None),
+            other => unreachable!("a cancellation is answered as one, not with {other:?}"),
         }
     }
 
@@ -179,6 +228,7 @@ impl Router {
         match self.try_answer(ask).await {
             Ok(reply) => reply,
             Err(Undone::NotOwned) => Reply::NotOwned,
+            Err(Undone::Changed) => Reply::Changed,
             Err(Undone::Failed(error)) => Reply::Failed(error),
         }
     }
@@ -194,6 +244,10 @@ impl Router {
                 Reply::Created(self.changes.create(requests).await?)
             }
             Ask::Put(request) => Reply::Put(self.changes.put(self.request(request).await?).await?),
+            Ask::PutIf { named, seen, timing } => {
+                Reply::Put(self.changes.put_if(self.request(named).await?, seen, timing).await?)
+            }
+            Ask::CancelIf { poller, edition } => Reply::Cancelled(self.changes.cancel_if(poller, edition).await?),
             Ask::Cancel { poller, incarnation, applied } => {
                 Reply::Cancelled(self.changes.cancel(poller, incarnation, applied).await?)
             }

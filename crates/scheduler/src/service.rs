@@ -6,9 +6,10 @@ use coordination::membership::{self, Profile};
 use coordination::{MemberId, Ownership};
 use domain::id::SHARDS;
 use domain::occurrence::Run;
-use domain::{Incarnation, Occurrence, Schedule, ScheduleId, ShardId, Spec, TenantId, Timestamp};
+use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Seen, ShardId, Spec, TenantId, Timestamp};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
+use store::listing::{self, Listing};
 use store::{ApiKey, Audit, Health, Outdated, Store, StoreError, Tenant};
 use tokio_util::sync::CancellationToken;
 
@@ -24,6 +25,7 @@ use crate::peers::{Ask, Peers, Reply};
 use crate::route::Router;
 use crate::shared::Shared;
 use crate::supervisor::{refresh_tenants, supervise, take};
+use crate::tenants::pollers_of;
 
 /// A request for a new schedule; its spec has been checked.
 #[derive(Clone, Debug)]
@@ -45,6 +47,15 @@ pub enum CreateRefusal {
     Unreachable,
     #[error("the schedule has no occurrence after the present instant")]
     NeverFires,
+}
+
+/// What becomes of a live schedule's timing when its contents are changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Timing {
+    /// It is set anew: `every` counts from now.
+    Anew,
+    /// It stays as it is, the next occurrence included; the request's spec says it, too.
+    Kept,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -128,7 +139,8 @@ impl Stoppable {
 }
 
 impl Scheduler {
-    /// Takes all shards and begins to fire: for a process that shares its store with no other.
+    /// Takes all shards and begins to fire: for a process that shares its store with no other. What is counted is told
+    /// with what is in `registry` already.
     ///
     /// # Errors
     /// If the store fails.
@@ -137,9 +149,10 @@ impl Scheduler {
         store: Arc<dyn Store>,
         deliver: Arc<dyn Deliver>,
         options: Options,
+        registry: Registry,
     ) -> Result<Self, StoreError> {
         let (shared, registry, news) =
-            Shared::new(runtime, store, deliver, options, Lease::forever(), Registry::default()).await?;
+            Shared::new(runtime, store, deliver, options, Lease::forever(), registry).await?;
         let all: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
         let taken = take(&shared, &all).await?;
         shared.moved("gained", all.len());
@@ -158,7 +171,9 @@ impl Scheduler {
         mut peering: Peering,
     ) -> Result<Self, StoreError> {
         let registry = std::mem::take(&mut peering.registry);
-        let (shared, registry, news) = Shared::new(runtime, store, deliver, options, Lease::none(), registry).await?;
+        let (shared, mut registry, news) =
+            Shared::new(runtime, store, deliver, options, Lease::none(), registry).await?;
+        shared.metrics.register_of_cluster(&mut registry);
         Ok(Scheduler::run(shared, registry, news, Gained::default(), Some(peering)))
     }
 
@@ -224,6 +239,15 @@ impl Scheduler {
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
         self.shared.tenants.named(name)
+    }
+
+    /// How many of the tenant's schedules are active now.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn active(&self, tenant: TenantId) -> Result<u64, StoreError> {
+        let active = self.shared.store.active(vec![tenant]).await?;
+        Ok(active.into_iter().next().expect("the store answers for each that was asked"))
     }
 
     /// All tenants, as the store has them now.
@@ -299,16 +323,70 @@ impl Scheduler {
         self.router.put(request).await
     }
 
+    /// As [`Scheduler::put`], but only if what has the id is, in the step that changes it, as it was `seen`; for `None`,
+    /// only if no schedule has the id, not even a cancelled one. `None`, without effect, if it is not.
+    ///
+    /// # Errors
+    /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
+    ///
+    /// # Panics
+    /// If the request names no id.
+    pub async fn put_if(
+        &self,
+        request: Create,
+        seen: Option<Seen>,
+        timing: Timing,
+    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, StoreError> {
+        self.router.put_if(request, seen, timing).await
+    }
+
+    /// What [`Scheduler::put_if`] would make, with `existing` under the id; `None` if it would have no occurrence.
+    #[must_use]
+    pub fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
+        self.router.would_put(request, existing, timing)
+    }
+
+    /// Sees to it that a schedule that was found is one that fires: whoever made it may have died half-way.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
+        self.router.confirm(found).await
+    }
+
     /// # Errors
     /// If the store fails.
     pub async fn get(&self, tenant: TenantId, id: ScheduleId) -> Result<Option<Arc<Schedule>>, StoreError> {
         Ok(self.shared.store.get(vec![(tenant, id)]).await?.pop().flatten())
     }
 
+    /// A page of a tenant's schedules, as [`listing::page`].
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn list(&self, listing: &Listing<'_>) -> Result<listing::Page, StoreError> {
+        listing::page(&*self.shared.store, listing).await
+    }
+
+    /// All pollers that the tenant has had, which is where its due rows are.
+    #[must_use]
+    pub fn pollers(tenant: &Tenant) -> Vec<PollerId> {
+        pollers_of(tenant).collect()
+    }
+
     /// # Errors
     /// If the store fails; the schedule may then be cancelled or not, and if its mark is durable, will be.
     pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelAnswer, StoreError> {
         self.router.cancel(tenant, id).await
+    }
+
+    /// As [`Scheduler::cancel`], but only if it is still of the edition that was `found`; `None`, without effect, if not. Its
+    /// owner decides that, so this one is never [`CancelAnswer::Pending`].
+    ///
+    /// # Errors
+    /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
+    pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelAnswer>, StoreError> {
+        self.router.cancel_if(found).await
     }
 
     /// A schedule's runs in order, from the first after `after`; `None` if there is no such schedule.

@@ -14,7 +14,7 @@ use crate::bookkeeper::ToBook;
 use crate::deliver::Deliver;
 use crate::in_flight::InFlight;
 use crate::lease::Lease;
-use crate::metrics::{Metrics, Outcome};
+use crate::metrics::{Change, Metrics};
 use crate::news::ToHear;
 use crate::owner::{Event, News};
 use crate::shards::{NotOwned, Shards};
@@ -96,7 +96,7 @@ impl Shared {
     /// Counts shards that came or went.
     pub(crate) fn moved(&self, how: &'static str, count: usize) {
         let count = u64::try_from(count).unwrap_or(u64::MAX);
-        self.metrics.shards_moved.get_or_create(&Outcome { outcome: how }).inc_by(count);
+        self.metrics.shard_owner_changes.get_or_create(&Change { change: how }).inc_by(count);
         let owned = i64::try_from(self.shards.owned().len()).unwrap_or(i64::MAX);
         self.metrics.shards_owned.set(owned);
     }

@@ -11,17 +11,20 @@ use std::time::Duration;
 use domain::decide::{Start, after_attempt, after_outcome, at_start};
 use domain::occurrence::Run;
 use domain::{
-    Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, Status, Target, When,
+    Attempt, AttemptResult, DueKey, EGRESS_REFUSED, Incarnation, NOT_OPENED, Occurrence, PollerId, RunState, Schedule,
+    Status, Target, When,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use futures_util::{FutureExt, future::BoxFuture};
 use runtime::Monotonic;
 use store::{Change, OwnerWrite, StoreError};
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
 use crate::bookkeeper::{Booking, Then, ToBook, count_store_error};
 use crate::deliver::{Delivered, Delivery};
-use crate::dispatch::Lane;
-use crate::metrics::Outcome;
+use crate::dispatch::{Lane, TargetSays};
+use crate::metrics::{AttemptLabels, Outcome, Reason};
 use crate::owner::{Context, Ended, Event, HowEnded};
 use crate::window::{EntryId, Tenure};
 
@@ -47,7 +50,7 @@ pub(crate) struct Starting {
 
 impl Starting {
     fn ended(&self, how: HowEnded) -> Ended {
-        Ended { lane: self.lane, entry: self.entry, how }
+        Ended { lane: self.lane, entry: self.entry, how, says: None }
     }
 
     fn booking(&self, change: Change, then: Then) -> Booking {
@@ -197,10 +200,11 @@ async fn start_known(
             if let Some(due) = advance {
                 advance_to(context, starting, &schedule, due, Then::Nothing).await;
             }
-            fire(context, starting, schedule, run).await
+            let span = fire_span(&schedule, &key);
+            fire(context, starting, schedule, run).instrument(span).await
         }
         Start::Skip { missed, latest } => {
-            context.metrics.missed.inc();
+            count_outcome(context, missed.state);
             let change = Change::Run { run: missed, then: None, ends: false };
             book(context, starting.booking(change, Then::Nothing)).await;
             advance_to(context, starting, &schedule, latest, Then::Resolve(starting.entry)).await;
@@ -246,6 +250,20 @@ async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, 
     book(context, starting.booking(Change::Advance { incarnation, revision, due }, then)).await;
 }
 
+/// Of a target of its own, as the spans of requests are; its fields' names are known to who exports spans.
+fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
+    tracing::debug_span!(
+        target: "reveille::spans",
+        "fire",
+        run = %key.occurrence.run_id(),
+        schedule = schedule.id.as_str(),
+        tenant = schedule.tenant.0,
+        attempt = key.attempt,
+        scheduled_at = %key.occurrence.nominal,
+        result = Empty
+    )
+}
+
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
     let key = starting.key;
     // Looked at again: the clock may have gone back while the next row was booked.
@@ -283,6 +301,7 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
     let Some(delivered) = delivered else { return starting.ended(HowEnded::LetGo) };
+    Span::current().record("result", AttemptLabels::of(&delivered.result).result());
     let duration = context.runtime.monotonic().since(began);
     context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
     let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result };
@@ -300,8 +319,8 @@ async fn book_attempt(
     let key = starting.key;
     let runtime = &context.runtime;
     let outcome = after_attempt(schedule, &key, &attempt.result, retry_after, runtime.now(), runtime.random());
-    let result = if attempt.result.is_success() { "success" } else { "failure" };
-    context.metrics.callback_attempts.get_or_create(&Outcome { outcome: result }).inc();
+    let says = target_says(&attempt.result);
+    context.metrics.callback_attempts.get_or_create(&AttemptLabels::of(&attempt.result)).inc();
     count_outcome(context, outcome.state);
     let mut attempts = run.map_or_else(Vec::new, |run| run.attempts.clone());
     if attempts.len() == domain::limits::ATTEMPTS_KEPT {
@@ -311,27 +330,60 @@ async fn book_attempt(
     let run = Run { tenant: schedule.tenant, occurrence: key.occurrence, state: outcome.state, attempts };
     let change = Change::Run { run, then: outcome.then, ends: outcome.ends };
     book(context, starting.booking(change, Then::Resolve(starting.entry))).await;
-    starting.ended(HowEnded::Booking)
+    Ended { says: Some(says), ..starting.ended(HowEnded::Booking) }
+}
+
+/// Whether the target is there, by what it answered.
+fn target_says(result: &AttemptResult) -> TargetSays {
+    match result {
+        // The target was never asked.
+        AttemptResult::Unreachable(reason) if reason.starts_with(EGRESS_REFUSED) || reason.starts_with(NOT_OPENED) => {
+            TargetSays::Nothing
+        }
+        AttemptResult::Answered(429 | 502 | 503 | 504) | AttemptResult::Unreachable(_) | AttemptResult::TimedOut => {
+            TargetSays::Away
+        }
+        AttemptResult::Answered(_) => TargetSays::Here,
+        AttemptResult::Panicked => TargetSays::Nothing,
+    }
 }
 
 fn count_outcome(context: &Context, state: RunState) {
-    let outcome = match state {
+    let metrics = &context.metrics;
+    let (outcome, count) = match state {
         RunState::Retrying => {
-            context.metrics.retries.inc();
+            metrics.retries.inc();
             return;
         }
-        RunState::Succeeded => "succeeded",
+        RunState::Succeeded => ("succeeded", 1),
         RunState::Failed => {
-            context.metrics.dead_letters.inc();
-            "failed"
+            metrics.dead_letters.inc();
+            ("failed", 1)
         }
-        RunState::Missed { .. } => "missed",
-        RunState::Cancelled => "cancelled",
+        RunState::Missed { count, .. } => {
+            metrics.missed.get_or_create(&Reason { reason: "overdue" }).inc_by(count);
+            ("missed", count)
+        }
+        RunState::Cancelled => ("cancelled", 1),
     };
-    context.metrics.occurrences.get_or_create(&Outcome { outcome }).inc();
+    metrics.occurrences.get_or_create(&Outcome { outcome }).inc_by(count);
 }
 
 async fn book(context: &Context, booking: Booking) {
     // The bookkeeper outlives every task of its owner, unless the process ends.
     let _process_ends = context.bookings.send(ToBook::Booking(booking)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_that_was_not_asked_is_not_said_to_be_away() {
+        for reason in [EGRESS_REFUSED, NOT_OPENED] {
+            let result = AttemptResult::Unreachable(format!("{reason}: for a reason of ours"));
+            assert_eq!(target_says(&result), TargetSays::Nothing);
+        }
+        assert_eq!(target_says(&AttemptResult::Unreachable("connection refused".to_owned())), TargetSays::Away);
+    }
 }

@@ -10,9 +10,15 @@ use store::{ApiKey, Tenant};
 pub(crate) struct Tenants(RwLock<Arc<Known>>);
 
 #[derive(Default)]
-struct Known {
+pub(crate) struct Known {
     by_id: BTreeMap<TenantId, Arc<Tenant>>,
     by_key: BTreeMap<String, (Arc<Tenant>, Arc<ApiKey>)>,
+}
+
+impl Known {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+        self.by_id.values()
+    }
 }
 
 impl Tenants {
@@ -52,7 +58,8 @@ impl Tenants {
         self.known().by_id.values().flat_map(|tenant| pollers_of(tenant)).collect()
     }
 
-    fn known(&self) -> Arc<Known> {
+    /// Another value whenever they are others than before.
+    pub(crate) fn known(&self) -> Arc<Known> {
         self.0.read().expect("no holder of this lock panics").clone()
     }
 }

@@ -5,7 +5,8 @@
 //!
 //! - `read_to`: rows up to here were read ahead into the window;
 //! - `closed`: durable; creators put no row at or before it any more;
-//! - `checked`: after `closed` was durable the rows up to here were read *again*, so that none can be missing;
+//! - `checked`: after `closed` was durable the rows up to here were read *again*, so that none can be missing. It moves by
+//!   pages, as there is room, and so may lie within an instant;
 //! - `done`: durable; every occurrence up to here has its outcome, and nothing up to here is ever read again.
 //!
 //! Always true here: a key is known once, whatever number of times its row is read, until `checked` has passed it and
@@ -14,15 +15,18 @@
 //! Shards come and go. Of one that has gone nothing is left but the numbers of keys that others hold still: see
 //! [`Window::let_go`].
 
+mod closing;
+mod reading;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::time::Duration;
 
-use domain::{DueKey, Occurrence, PollerId, ShardId, Term, Timestamp};
+use domain::{DueKey, Occurrence, PollerId, ShardId, TenantId, Term, Timestamp};
 use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 use slab::Slab;
-use store::{Arrival, DueBound, DuePage, DueRead, Positions};
+use store::{Arrival, DueBound, Positions};
 
 use crate::wheel::Wheel;
 
@@ -30,6 +34,8 @@ use crate::wheel::Wheel;
 const BUCKET_MILLIS: i64 = 128;
 /// Rows that one read of one poller brings at most.
 const PAGE_KEYS: usize = 2_048;
+/// And at least, if its tenant has room for so many.
+const PAGE_KEYS_MIN: usize = 16;
 
 /// A key in the window, by its number.
 pub(crate) type EntryId = u32;
@@ -47,6 +53,8 @@ pub(crate) struct Window {
     pollers: BTreeMap<PollerIndex, Poller>,
     next_index: PollerIndex,
     by_id: BTreeMap<PollerId, PollerIndex>,
+    /// Keys of each tenant, the resolved ones among them included.
+    held: BTreeMap<TenantId, usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -103,7 +111,7 @@ struct Poller {
     missed: Option<Timestamp>,
     closed: Timestamp,
     closing: bool,
-    checked: Timestamp,
+    checked: DueBound,
     done: Timestamp,
     /// Open keys by bucket; a bucket without any is not there.
     open: BTreeMap<i64, u32>,
@@ -142,13 +150,15 @@ impl Window {
     pub(crate) fn new(options: &crate::Options, now: Timestamp) -> Self {
         Window {
             ahead: options.window_ahead,
-            keys_max: options.window_keys_max.max(PAGE_KEYS),
+            // A page for one tenant, and as much left over.
+            keys_max: options.window_keys_max.max(2 * PAGE_KEYS),
             entries: Slab::new(),
             index: HashTable::new(),
             wheel: Wheel::new(now),
             pollers: BTreeMap::new(),
             next_index: 0,
             by_id: BTreeMap::new(),
+            held: BTreeMap::new(),
         }
     }
 
@@ -169,7 +179,7 @@ impl Window {
             missed: None,
             closed: positions.closed,
             closing: false,
-            checked: positions.done,
+            checked: DueBound::Instant(positions.done),
             done: positions.done,
             open: BTreeMap::new(),
             resolved: BTreeMap::new(),
@@ -186,15 +196,20 @@ impl Window {
     /// here, everything else by whoever holds it, with [`Window::free`] or by settling it.
     pub(crate) fn let_go(&mut self, shards: &BTreeSet<ShardId>) {
         let leaving = |poller: &Poller| shards.contains(&poller.id.shard());
-        let left: BTreeSet<PollerIndex> =
-            self.pollers.iter().filter(|(_, poller)| leaving(poller)).map(|(index, _)| *index).collect();
-        self.pollers.retain(|index, _| !left.contains(index));
-        self.by_id.retain(|_, index| !left.contains(index));
-        let of_left = self.entries.iter().filter(|(_, entry)| left.contains(&entry.poller));
+        let left: BTreeMap<PollerIndex, TenantId> = (self.pollers.iter())
+            .filter(|(_, poller)| leaving(poller))
+            .map(|(index, poller)| (*index, poller.id.tenant))
+            .collect();
+        self.pollers.retain(|index, _| !left.contains_key(index));
+        self.by_id.retain(|_, index| !left.contains_key(index));
+        let of_left = self.entries.iter().filter(|(_, entry)| left.contains_key(&entry.poller));
         let ids: Vec<EntryId> = of_left.map(|(id, _)| EntryId::try_from(id).expect("numbers are 32 bits")).collect();
         for id in ids {
             self.leave_index(id);
             let entry = &mut self.entries[id as usize];
+            if entry.state != State::Gone {
+                release(&mut self.held, left[&entry.poller]);
+            }
             match entry.state {
                 State::Open => entry.state = State::Gone,
                 State::Resolved | State::Deferred { .. } => {
@@ -213,6 +228,13 @@ impl Window {
     pub(crate) fn free(&mut self, id: EntryId) {
         let entry = self.entries.remove(id as usize);
         assert_eq!(entry.state, State::Gone, "only what is gone is freed");
+    }
+
+    /// How many of the tenant's pollers are served here.
+    pub(crate) fn pollers_of(&self, tenant: TenantId) -> u32 {
+        let first = PollerId { tenant, generation: 0, number: 0 };
+        let last = PollerId { tenant, generation: u16::MAX, number: u16::MAX };
+        u32::try_from(self.by_id.range(first..=last).count()).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn poller(&self, index: PollerIndex) -> (PollerId, Tenure) {
@@ -240,94 +262,21 @@ impl Window {
         self.pollers.values().filter_map(first).min().map(Timestamp::from_millis)
     }
 
-    /// The reads ahead that are due now; each is to be answered by [`Window::read`] or [`Window::read_failed`].
-    pub(crate) fn plan_reads(&mut self, now: Timestamp) -> Vec<(PollerIndex, DueRead)> {
-        let until = now + self.ahead;
-        let mut room = self.keys_max.saturating_sub(self.entries.len());
-        let mut reads = Vec::new();
-        for (&index, poller) in &mut self.pollers {
-            if room == 0 {
-                break;
-            }
-            if poller.reading.is_some() {
-                continue;
-            }
-            // What is at or before `checked` was read again in any case.
-            if let Some(missed) = poller.missed.take().filter(|missed| *missed > poller.checked) {
-                // Everything after it is read again; what is known already is recognised.
-                let before = Timestamp::from_millis(missed.as_millis() - 1);
-                if before < instant_of(poller.read_to) {
-                    poller.read_to = DueBound::Instant(before);
-                }
-                poller.next = Some(missed);
-            }
-            if poller.next.is_none_or(|next| next > until) {
-                continue;
-            }
-            poller.reading = Some(until);
-            poller.arrived = None;
-            let limit = room.min(PAGE_KEYS);
-            room -= limit;
-            reads.push((index, DueRead { poller: poller.id, after: poller.read_to, until, limit }));
-        }
-        reads
+    /// How many more keys there is room for of this tenant: it holds at most as many as are left over then, so that n
+    /// tenants with much to do leave one part in n + 1 to the rest.
+    fn room(&self, tenant: TenantId) -> usize {
+        self.share(self.keys_max.saturating_sub(self.entries.len()), tenant)
     }
 
-    pub(crate) fn read_failed(&mut self, index: PollerIndex, kind: ReadKind) {
-        let Some(poller) = self.pollers.get_mut(&index) else { return };
-        match kind {
-            ReadKind::Ahead => poller.reading = None,
-            ReadKind::Check => poller.closing = false,
-        }
-    }
-
-    /// A page has come. For a check that is not at its end, the read to go on with.
-    pub(crate) fn read(
-        &mut self,
-        index: PollerIndex,
-        kind: ReadKind,
-        read: DueRead,
-        page: &DuePage,
-    ) -> Option<DueRead> {
-        if !self.pollers.contains_key(&index) {
-            return None;
-        }
-        for key in &page.keys {
-            self.admit(index, *key);
-        }
-        let last = page.keys.last().copied();
-        let complete = page.next.is_none_or(|next| next > read.until);
-        let poller = self.pollers.get_mut(&index).expect("it was there a moment ago");
-        match kind {
-            ReadKind::Ahead => {
-                poller.reading = None;
-                let read_to = match last {
-                    _ if complete => DueBound::Instant(read.until),
-                    Some(last) => DueBound::Key(last),
-                    None => read.after,
-                };
-                // A check may have come further meanwhile.
-                if instant_of(read_to) >= instant_of(poller.read_to) {
-                    poller.read_to = read_to;
-                }
-                poller.next = [page.next, poller.arrived.take()].into_iter().flatten().min();
-                None
-            }
-            ReadKind::Check if complete => {
-                self.checked(index, read.until);
-                None
-            }
-            ReadKind::Check => {
-                let after = last.map_or(read.after, DueBound::Key);
-                Some(DueRead { after, ..read })
-            }
-        }
+    /// Of `left_over`.
+    fn share(&self, left_over: usize, tenant: TenantId) -> usize {
+        left_over.saturating_sub(self.held.get(&tenant).copied().unwrap_or(0)).div_ceil(2)
     }
 
     /// A due row was written. `false` if its poller is not served here.
     pub(crate) fn arrived(&mut self, arrival: &Arrival) -> bool {
         let Some(index) = self.by_id.get(&arrival.poller).copied() else { return false };
-        let full = self.entries.len() >= self.keys_max;
+        let full = self.room(arrival.poller.tenant) == 0;
         let poller = self.pollers.get_mut(&index).expect("what has a number is there");
         let position = arrival.key.position;
         let read_to = poller.reading.unwrap_or(Timestamp::MIN).max(instant_of(poller.read_to));
@@ -337,7 +286,7 @@ impl Window {
             if poller.reading.is_some() {
                 poller.arrived = earliest(poller.arrived);
             }
-        } else if position <= poller.checked {
+        } else if poller.is_checked(&arrival.key) {
             // The second read had it, or its creator writes it again, later.
         } else if full {
             poller.missed = Some(poller.missed.map_or(position, |missed| missed.min(position)));
@@ -383,6 +332,7 @@ impl Window {
         self.put_index(hash(&entry.key.occurrence), id);
         let poller = self.pollers.get_mut(&entry.poller).expect("a key is opened for a poller that is there");
         *poller.open.entry(bucket(entry.key.position)).or_default() += 1;
+        *self.held.entry(poller.id.tenant).or_default() += 1;
         id
     }
 
@@ -461,24 +411,26 @@ impl Window {
         let entry = &mut self.entries[id as usize];
         assert_eq!(entry.state, State::Open, "a key is settled once");
         entry.state = state;
-        let position = entry.key.position;
+        let key = entry.key;
         let poller = self.pollers.get_mut(&entry.poller).expect("the poller of an open key is there");
-        let bucket = bucket(position);
+        let bucket = bucket(key.position);
         let open = poller.open.get_mut(&bucket).expect("the bucket of an open key is there");
         *open -= 1;
         if *open == 0 {
             poller.open.remove(&bucket);
         }
-        if position <= poller.checked {
+        if poller.is_checked(&key) {
             self.forget(id);
         } else {
             poller.resolved.entry(bucket).or_default().push(id);
         }
     }
 
+    /// Its poller is there.
     fn forget(&mut self, id: EntryId) {
         self.leave_index(id);
-        self.entries.remove(id as usize);
+        let entry = self.entries.remove(id as usize);
+        release(&mut self.held, self.pollers[&entry.poller].id.tenant);
     }
 
     fn leave_index(&mut self, id: EntryId) {
@@ -487,66 +439,43 @@ impl Window {
             slot.remove();
         }
     }
+}
 
-    /// The positions to write now; each is to be answered by [`Window::positions_written`], or, if it could not be
-    /// written, by [`Window::read_failed`] with [`ReadKind::Check`].
-    pub(crate) fn plan_closings(&mut self, now: Timestamp) -> Vec<(PollerIndex, Positions)> {
-        // The bucket that `now` is in is still open to creators; so is the one before, for those that are slow.
-        let last = bucket(now) - 2;
-        let mut closings = Vec::new();
-        for (&index, poller) in &mut self.pollers {
-            if poller.closing {
-                continue;
-            }
-            // Nothing that lies before `checked` asks for another second read.
-            let unchecked = bucket(poller.checked) + 1..=last;
-            let has_news = unchecked.start() <= unchecked.end()
-                && (poller.open.range(unchecked.clone()).next().is_some()
-                    || poller.resolved.range(unchecked).next().is_some());
-            let closed = if has_news { poller.closed.max(bucket_end(last)) } else { poller.closed };
-            let done = poller.done_candidate();
-            // A second read that failed is made again, whatever else there is.
-            if has_news || done > poller.done || poller.closed > poller.checked {
-                poller.closing = true;
-                closings.push((index, Positions { closed, done }));
-            }
-        }
-        closings
+/// Whether a row lies at or before a bound.
+fn is_within(key: &DueKey, bound: DueBound) -> bool {
+    match bound {
+        DueBound::Instant(instant) => key.position <= instant,
+        DueBound::Key(last) => *key <= last,
     }
+}
 
-    /// `positions` are durable. The second read that this asks for, if any.
-    pub(crate) fn positions_written(&mut self, index: PollerIndex, positions: Positions) -> Option<DueRead> {
-        let poller = self.pollers.get_mut(&index)?;
-        poller.closed = poller.closed.max(positions.closed);
-        poller.done = poller.done.max(positions.done);
-        if poller.checked >= poller.closed {
-            poller.closing = false;
-            return None;
-        }
-        let after = DueBound::Instant(poller.checked);
-        Some(DueRead { poller: poller.id, after, until: poller.closed, limit: PAGE_KEYS })
-    }
-
-    fn checked(&mut self, index: PollerIndex, until: Timestamp) {
-        let poller = self.pollers.get_mut(&index).expect("its caller has looked");
-        poller.closing = false;
-        poller.checked = poller.checked.max(until);
-        if instant_of(poller.read_to) < until {
-            // Everything up to `until` is in the window now.
-            poller.read_to = DueBound::Instant(until);
-        }
-        let later = poller.resolved.split_off(&(bucket(poller.checked) + 1));
-        for id in std::mem::replace(&mut poller.resolved, later).into_values().flatten() {
-            self.forget(id);
-        }
+/// One key of the tenant less.
+fn release(held: &mut BTreeMap<TenantId, usize>, tenant: TenantId) {
+    let keys = held.get_mut(&tenant).expect("what is held is counted");
+    *keys -= 1;
+    if *keys == 0 {
+        held.remove(&tenant);
     }
 }
 
 impl Poller {
+    fn is_checked(&self, key: &DueKey) -> bool {
+        is_within(key, self.checked)
+    }
+
+    /// The end of the last bucket that is checked whole.
+    fn checked_whole(&self) -> Timestamp {
+        match self.checked {
+            DueBound::Instant(instant) => instant,
+            DueBound::Key(key) => bucket_end(bucket(key.position) - 1),
+        }
+    }
+
     fn done_candidate(&self) -> Timestamp {
+        let checked = self.checked_whole().max(self.done);
         match self.open.keys().next() {
-            Some(first) if bucket_end(*first) <= self.checked => bucket_end(first - 1).max(self.done),
-            _ => self.checked,
+            Some(first) if bucket_end(*first) <= checked => bucket_end(first - 1).max(self.done),
+            _ => checked,
         }
     }
 }

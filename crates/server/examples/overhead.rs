@@ -67,7 +67,13 @@ async fn serve_full(runtime: &Runtime) -> SocketAddr {
     tenant.keys.push(key);
     let entry = Audit::of(&tenant, runtime.now(), "example", "tenant.create", "");
     store.put_tenant(tenant, entry).await.expect("memory takes it").expect("it is new");
-    let scheduler = Scheduler::start(runtime, store, Arc::new(Nowhere), scheduler::Options::default());
+    let scheduler = Scheduler::start(
+        runtime,
+        store,
+        Arc::new(Nowhere),
+        scheduler::Options::default(),
+        scheduler::Registry::default(),
+    );
     let scheduler = scheduler.await.expect("memory does not fail");
     let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..Options::default() };
     let server = Server::bind(runtime.clone(), scheduler, options).await.expect("a free port");

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response, StatusCode};
 use domain::occurrence::Run;
-use domain::{AttemptResult, RunState, Schedule, ScheduleId, Status, Target, Timestamp, When, duration};
+use domain::{AttemptResult, RunState, Schedule, ScheduleId, Secret, Status, Target, Timestamp, When, duration};
 use serde_json::value::RawValue;
 
 use crate::refusal::to_json;
@@ -62,7 +62,7 @@ pub(crate) fn schedule(schedule: &Schedule) -> Option<api::Schedule> {
         target: api::Target::Http(api::HttpTarget {
             url: http.url.clone(),
             method: http.method.clone(),
-            headers: http.headers.iter().cloned().collect(),
+            headers: http.headers.iter().map(|(name, _)| (name.clone(), Secret::REDACTED.to_owned())).collect(),
             timeout: duration::format(http.timeout),
         }),
         payload,

@@ -17,14 +17,14 @@ pub(crate) struct Caller {
     pub(crate) key: Arc<ApiKey>,
 }
 
-/// The tenant whose key this request carries, which may do what `needs` may with the tenant's schedules.
-pub(crate) fn authenticate(shared: &Shared, headers: &HeaderMap, needs: Role) -> Result<Arc<Tenant>, Refused> {
-    let Caller { tenant, key } = caller(shared, headers)?;
-    if key.role == Role::Operator {
+/// Who sends this request, with the key of a tenant that may do there what `needs` may.
+pub(crate) fn authenticate(shared: &Shared, headers: &HeaderMap, needs: Role) -> Result<Caller, Refused> {
+    let caller = caller(shared, headers)?;
+    if caller.key.role == Role::Operator {
         return Err(refuse(Kind::RoleForbidden, "an operator has no schedules; use a key of the tenant that has"));
     }
-    check_role(&key, needs)?;
-    Ok(tenant)
+    check_role(&caller.key, needs)?;
+    Ok(caller)
 }
 
 pub(crate) fn check_role(key: &ApiKey, needs: Role) -> Result<(), Refused> {

@@ -20,7 +20,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use runtime::{Monotonic, Runtime};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -32,7 +32,7 @@ use crate::shared::Shared;
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     router: Router,
-    stream: TcpStream,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     drain: CancellationToken,
     kill: CancellationToken,
 ) {

@@ -2,10 +2,9 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use domain::Timestamp;
+use domain::{Secret, Timestamp};
 use runtime::Runtime;
 use sha2::{Digest, Sha256};
-use store::tenant::SecretBytes;
 use store::{ApiKey, Role, SigningSecret};
 
 /// A key, and what goes after `Bearer`.
@@ -18,16 +17,12 @@ pub fn new_key(runtime: &Runtime, role: Role, name: &str, expires_at: Option<Tim
     (ApiKey { id, name, secret_sha256, role, created_at, expires_at }, bearer)
 }
 
-/// A secret that signs callbacks.
-pub fn new_signing_secret(runtime: &Runtime) -> SigningSecret {
-    let secret = SecretBytes(random::<32>(runtime).to_vec());
-    SigningSecret { id: new_id(runtime, "s"), secret, created_at: runtime.now() }
-}
-
-/// As receivers are given it (Standard Webhooks 1.0.0).
-#[must_use]
-pub fn signing_secret_text(secret: &SigningSecret) -> String {
-    format!("whsec_{}", STANDARD.encode(&secret.secret.0))
+/// A secret that signs callbacks, and the text that receivers are given (Standard Webhooks 1.0.0).
+pub fn new_signing_secret(runtime: &Runtime) -> (SigningSecret, String) {
+    let secret = random::<32>(runtime);
+    let text = format!("whsec_{}", STANDARD.encode(secret));
+    let secret = Secret::from(secret.to_vec());
+    (SigningSecret { id: new_id(runtime, "s"), secret, created_at: runtime.now() }, text)
 }
 
 /// 72 random bits behind a letter, all of them letters and digits.

@@ -10,16 +10,24 @@
 mod answer;
 mod auth;
 mod body;
+mod condition;
 mod connection;
 mod credentials;
 mod listener;
 mod metrics;
+mod openapi;
 mod options;
+mod quota;
+mod readiness;
 mod refusal;
 mod routes;
 mod shared;
+mod spans;
+mod tls;
 
 pub use body::read_spec;
-pub use credentials::{new_key, new_signing_secret, signing_secret_text};
+pub use credentials::{new_key, new_signing_secret};
 pub use listener::{BindError, Server};
 pub use options::Options;
+pub use readiness::Readiness;
+pub use tls::{Tls, TlsError};

@@ -12,11 +12,13 @@ use runtime::Runtime;
 use scheduler::Scheduler;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection;
 use crate::shared::Shared;
-use crate::{Options, routes};
+use crate::tls::Tls;
+use crate::{Options, Readiness, routes};
 
 /// Connections that the kernel keeps while none can be taken.
 const BACKLOG: u32 = 4_096;
@@ -65,12 +67,19 @@ impl Server {
         self.local_addr
     }
 
+    /// What `/readyz` goes by, beside the store.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        self.shared.readiness.clone()
+    }
+
     /// Serves until `stop` resolves, then takes no more connections, lets the requests under way end within
     /// `drain_timeout`, and closes what is left. When it returns, no connection is open.
     pub async fn serve_until(self, stop: impl Future<Output = ()>) {
         let Server { shared, listener, .. } = self;
         let (drain, kill) = (CancellationToken::new(), CancellationToken::new());
         let places = Arc::new(Semaphore::new(shared.options.connections_max));
+        let handshakes = Arc::new(Semaphore::new(shared.options.handshakes_max));
         let router = routes::router(shared.clone());
         let mut stop = pin!(stop.fuse());
         loop {
@@ -79,14 +88,22 @@ impl Server {
                 accepted = accept(&shared.runtime, &listener, &places).fuse() => accepted,
             };
             let Some((stream, place)) = accepted else { continue };
-            let connection = connection::serve(shared.clone(), router.clone(), stream, drain.clone(), kill.clone());
             let place = Place::new(shared.metrics.connections.clone(), place);
+            let (shared, router) = (shared.clone(), router.clone());
+            let (drain, kill, handshakes) = (drain.clone(), kill.clone(), handshakes.clone());
+            let runtime = shared.runtime.clone();
             let task = async move {
                 let _place = place;
-                connection.await;
+                let Some(tls) = shared.options.tls.clone() else {
+                    return connection::serve(shared, router, stream, drain, kill).await;
+                };
+                let secured = drain.run_until_cancelled(handshake(&shared, &tls, &handshakes, stream)).await;
+                if let Some(stream) = secured.flatten() {
+                    Box::pin(connection::serve(shared, router, stream, drain.clone(), kill)).await;
+                }
             };
             // Its place is what this server waits for at the end.
-            drop(shared.runtime.spawn("connection", task));
+            drop(runtime.spawn("connection", task));
         }
         drop(listener);
         drain.cancel();
@@ -130,6 +147,26 @@ async fn accept(
             None
         }
     }
+}
+
+/// `None` if the client breaks it off, does it wrong, or takes too long; the time of waiting for a turn counts.
+async fn handshake(
+    shared: &Shared,
+    tls: &Tls,
+    handshakes: &Semaphore,
+    stream: TcpStream,
+) -> Option<TlsStream<TcpStream>> {
+    let secured = shared.runtime.timeout(shared.options.handshake_timeout, async {
+        let _turn = handshakes.acquire().await.expect("nobody closes the semaphore");
+        tls.acceptor().accept(stream).await
+    });
+    match secured.await {
+        Some(Ok(stream)) => return Some(stream),
+        Some(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+        None => tracing::debug!("a TLS handshake took too long"),
+    }
+    shared.metrics.handshakes_failed.inc();
+    None
 }
 
 /// Waits until no connection holds a place.

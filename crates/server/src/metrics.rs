@@ -15,7 +15,9 @@ use prometheus_client::registry::Registry;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Route {
     Create,
+    List,
     Put,
+    Patch,
     Get,
     Cancel,
     ScheduleRuns,
@@ -25,6 +27,9 @@ pub(crate) enum Route {
     CreateTenant,
     Tenants,
     Tenant,
+    PatchTenant,
+    Quotas,
+    PatchQuotas,
     CreateKey,
     Keys,
     RevokeKey,
@@ -35,14 +40,51 @@ pub(crate) enum Route {
     Health,
     Ready,
     Metrics,
+    Document,
+    Page,
     Unknown,
 }
 
 impl Route {
-    fn name(self) -> &'static str {
+    /// Each of them; what is left out is in no document.
+    pub(crate) const ALL: &[Route] = &[
+        Route::Create,
+        Route::List,
+        Route::Put,
+        Route::Patch,
+        Route::Get,
+        Route::Cancel,
+        Route::ScheduleRuns,
+        Route::Runs,
+        Route::Redrive,
+        Route::Batch,
+        Route::CreateTenant,
+        Route::Tenants,
+        Route::Tenant,
+        Route::PatchTenant,
+        Route::Quotas,
+        Route::PatchQuotas,
+        Route::CreateKey,
+        Route::Keys,
+        Route::RevokeKey,
+        Route::CreateSecret,
+        Route::Secrets,
+        Route::DeleteSecret,
+        Route::Audit,
+        Route::Health,
+        Route::Ready,
+        Route::Metrics,
+        Route::Document,
+        Route::Page,
+        Route::Unknown,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Route::Create => "POST /v1/schedules",
+            Route::List => "GET /v1/schedules",
             Route::Put => "PUT /v1/schedules/{id}",
+            Route::Patch => "PATCH /v1/schedules/{id}",
             Route::Get => "GET /v1/schedules/{id}",
             Route::Cancel => "DELETE /v1/schedules/{id}",
             Route::ScheduleRuns => "GET /v1/schedules/{id}/runs",
@@ -52,6 +94,9 @@ impl Route {
             Route::CreateTenant => "POST /v1/tenants",
             Route::Tenants => "GET /v1/tenants",
             Route::Tenant => "GET /v1/tenants/{tenant}",
+            Route::PatchTenant => "PATCH /v1/tenants/{tenant}",
+            Route::Quotas => "GET /v1/quotas",
+            Route::PatchQuotas => "PATCH /v1/quotas",
             Route::CreateKey => "POST /v1/tenants/{tenant}/keys",
             Route::Keys => "GET /v1/tenants/{tenant}/keys",
             Route::RevokeKey => "DELETE /v1/tenants/{tenant}/keys/{id}",
@@ -62,6 +107,8 @@ impl Route {
             Route::Health => "GET /healthz",
             Route::Ready => "GET /readyz",
             Route::Metrics => "GET /metrics",
+            Route::Document => "GET /openapi.json",
+            Route::Page => "GET /docs",
             Route::Unknown => "unknown",
         }
     }
@@ -85,6 +132,7 @@ pub(crate) struct HttpMetrics {
     pub(crate) connections: Gauge,
     pub(crate) connections_idle_closed: Counter,
     pub(crate) batch_lines: Counter,
+    pub(crate) handshakes_failed: Counter,
 }
 
 impl HttpMetrics {
@@ -106,7 +154,13 @@ impl HttpMetrics {
         );
         let batch_lines = Counter::default();
         registry.register("reveille_http_batch_lines", "Lines of batches that were answered", batch_lines.clone());
-        HttpMetrics { registry, durations, connections, connections_idle_closed, batch_lines }
+        let handshakes_failed = Counter::default();
+        registry.register(
+            "reveille_http_handshakes_failed",
+            "TLS handshakes that failed or took too long",
+            handshakes_failed.clone(),
+        );
+        HttpMetrics { registry, durations, connections, connections_idle_closed, batch_lines, handshakes_failed }
     }
 
     pub(crate) fn observe(&self, route: Route, status: StatusCode, took: Duration) {

@@ -4,16 +4,34 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use domain::limits::Limits;
+use domain::{Quota, Quotas};
+
+use crate::tls::Tls;
 
 /// Every limit at the edge, with its default.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Default 127.0.0.1:8080: nobody else's machine reaches a server that was not told to be reached.
     pub listen: SocketAddr,
+    /// Under which certificate. Default none: requests come in plain.
+    pub tls: Option<Tls>,
+    /// How long a TLS handshake may take. Default 5 s. Too short loses clients far away, too long lets who stalls hold a
+    /// place.
+    pub handshake_timeout: Duration,
+    /// TLS handshakes under way at once; more wait for their turn, within that time. Default 1,024. Too few let some who
+    /// stall keep others waiting, too many take memory, and time from requests.
+    pub handshakes_max: usize,
     /// Users' requests are answered. Default true; false leaves /healthz, /readyz and /metrics.
     pub answers_users: bool,
     /// The pollers of a tenant that is made; see [`scheduler::Options::pollers`].
     pub tenant_pollers: u16,
+    /// What a tenant that is made may use, if who makes it does not say. Default: 50,000 callbacks a minute, 1,000
+    /// schedules made a second, 1,000,000 pending, 1,024 callbacks in flight, 256 to one target and 1,000 a second there;
+    /// payloads and days ahead as [`Options::limits`] has them. Too little makes new users' callbacks late, too much lets one
+    /// crowd the others' targets and the disk.
+    pub tenant_quotas: Quotas,
+    /// How high its admins may set them. Default: ten times as much; four times in flight.
+    pub tenant_ceilings: Quotas,
     /// What a schedule may ask for.
     pub limits: Limits,
     /// The bytes of one request's body, and of one line of a batch. Default 256 KiB; it must hold a payload of the
@@ -45,8 +63,25 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            tls: None,
+            handshake_timeout: Duration::from_secs(5),
+            handshakes_max: 1_024,
             answers_users: true,
             tenant_pollers: scheduler::Options::default().pollers,
+            tenant_quotas: Quotas::NONE
+                .with(Quota::CallbacksPerMinute, 50_000)
+                .with(Quota::CreatesPerSecond, 1_000)
+                .with(Quota::PendingMax, 1_000_000)
+                .with(Quota::InFlightMax, 1_024)
+                .with(Quota::InFlightPerTargetMax, 256)
+                .with(Quota::CallbacksPerSecondPerTarget, 1_000),
+            tenant_ceilings: Quotas::NONE
+                .with(Quota::CallbacksPerMinute, 500_000)
+                .with(Quota::CreatesPerSecond, 10_000)
+                .with(Quota::PendingMax, 10_000_000)
+                .with(Quota::InFlightMax, 4_096)
+                .with(Quota::InFlightPerTargetMax, 1_024)
+                .with(Quota::CallbacksPerSecondPerTarget, 10_000),
             limits: Limits::default(),
             body_bytes_max: 256 * 1024,
             head_bytes_max: 16 * 1024,

@@ -7,6 +7,7 @@ use api::{FieldError, PROBLEM_CONTENT_TYPE, Problem};
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Response, StatusCode};
+use domain::Quota;
 use store::StoreError;
 
 /// A request that is not granted, and why. Boxed, so that the good case carries no weight.
@@ -16,6 +17,7 @@ pub(crate) struct Refusal {
     kind: Kind,
     detail: String,
     errors: Vec<FieldError>,
+    quota: Option<Quota>,
 }
 
 /// Every code that the API knows; docs/http-api.md has the same list.
@@ -27,6 +29,9 @@ pub(crate) enum Kind {
     MissingCredentials,
     InvalidCredentials,
     RoleForbidden,
+    QuotaExceeded,
+    QuotaCeiling,
+    RateExceeded,
     RouteNotFound,
     ScheduleNotFound,
     RunNotFound,
@@ -36,6 +41,9 @@ pub(crate) enum Kind {
     BodyTimeout,
     BodyBroken,
     ScheduleExists,
+    ScheduleOver,
+    PreconditionFailed,
+    IdempotencyKeyReused,
     TenantExists,
     LastOne,
     TooMany,
@@ -49,6 +57,7 @@ pub(crate) enum Kind {
     StoreDamaged,
     StoreUnavailable,
     StorageFull,
+    Stopping,
 }
 
 impl Kind {
@@ -61,6 +70,9 @@ impl Kind {
             Kind::MissingCredentials => (StatusCode::UNAUTHORIZED, "missing_credentials", "An API key is needed"),
             Kind::InvalidCredentials => (StatusCode::UNAUTHORIZED, "invalid_credentials", "The API key is not known"),
             Kind::RoleForbidden => (StatusCode::FORBIDDEN, "role_forbidden", "The key's role does not allow this"),
+            Kind::QuotaExceeded => (StatusCode::FORBIDDEN, "quota_exceeded", "The tenant's quota does not allow this"),
+            Kind::QuotaCeiling => (StatusCode::FORBIDDEN, "quota_ceiling", "A quota would be above its ceiling"),
+            Kind::RateExceeded => (StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", "The tenant asks too often"),
             Kind::TenantNotFound => (StatusCode::NOT_FOUND, "tenant_not_found", "There is no such tenant"),
             Kind::KeyNotFound => (StatusCode::NOT_FOUND, "key_not_found", "There is no such key or secret"),
             Kind::TenantExists => (StatusCode::CONFLICT, "tenant_exists", "A tenant of this name exists"),
@@ -78,6 +90,17 @@ impl Kind {
             Kind::BodyTimeout => (StatusCode::REQUEST_TIMEOUT, "body_timeout", "The body did not arrive in time"),
             Kind::BodyBroken => (StatusCode::BAD_REQUEST, "body_broken", "The body broke off"),
             Kind::ScheduleExists => (StatusCode::CONFLICT, "schedule_exists", "A schedule of this id exists"),
+            Kind::ScheduleOver => (StatusCode::CONFLICT, "schedule_over", "The schedule is over"),
+            Kind::PreconditionFailed => (
+                StatusCode::PRECONDITION_FAILED,
+                "precondition_failed",
+                "What is there is not what the request wants to find",
+            ),
+            Kind::IdempotencyKeyReused => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                "idempotency_key_reused",
+                "The idempotency key came with another request before",
+            ),
             Kind::NotDeadLetter => (StatusCode::CONFLICT, "not_dead_letter", "The run is not a dead letter"),
             Kind::BodyTooLarge => (StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", "The body is too large"),
             Kind::BatchTooLong => (StatusCode::PAYLOAD_TOO_LARGE, "batch_too_long", "The batch has too many lines"),
@@ -93,19 +116,32 @@ impl Kind {
                 (StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", "The store cannot be reached")
             }
             Kind::StorageFull => (StatusCode::INSUFFICIENT_STORAGE, "storage_full", "The server's disk is nearly full"),
+            Kind::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "stopping", "The server is about to stop"),
         }
     }
 
+    pub(crate) fn status(self) -> StatusCode {
+        self.parts().0
+    }
+
+    pub(crate) fn code(self) -> &'static str {
+        self.parts().1
+    }
+
+    pub(crate) fn title(self) -> &'static str {
+        self.parts().2
+    }
+
     /// After how many seconds the same request may go through.
-    fn retry_after_secs(self) -> Option<&'static str> {
+    pub(crate) fn retry_after_secs(self) -> Option<&'static str> {
         match self {
-            Kind::StoreUnavailable => Some("1"),
+            Kind::StoreUnavailable | Kind::RateExceeded => Some("1"),
             Kind::StorageFull => Some("30"),
             _ => None,
         }
     }
 
-    fn challenge(self) -> Option<&'static str> {
+    pub(crate) fn challenge(self) -> Option<&'static str> {
         match self {
             Kind::MissingCredentials => Some("Bearer realm=\"reveille\""),
             Kind::InvalidCredentials => Some("Bearer realm=\"reveille\", error=\"invalid_token\""),
@@ -119,7 +155,19 @@ pub(crate) fn refuse(kind: Kind, detail: impl Into<String>) -> Refused {
 }
 
 pub(crate) fn refuse_fields(kind: Kind, detail: impl Into<String>, errors: Vec<FieldError>) -> Refused {
-    Box::new(Refusal { kind, detail: detail.into(), errors })
+    Box::new(Refusal { kind, detail: detail.into(), errors, quota: None })
+}
+
+/// About one of the tenant's quotas; the detail begins with its name and number.
+pub(crate) fn refuse_quota(
+    kind: Kind,
+    quota: Quota,
+    number: u32,
+    what_to_do: &str,
+    errors: Vec<FieldError>,
+) -> Refused {
+    let detail = format!("the tenant's `{}` is {number}; {what_to_do}", quota.name());
+    Box::new(Refusal { kind, detail, errors, quota: Some(quota) })
 }
 
 /// In words, for one who does not read problem documents.
@@ -150,6 +198,7 @@ impl Refusal {
             code: Cow::Borrowed(code),
             detail: self.detail,
             request_id,
+            quota: self.quota.map(|quota| Cow::Borrowed(quota.name())),
             errors: self.errors,
         }
     }

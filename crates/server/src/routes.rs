@@ -1,7 +1,13 @@
 //! The table of routes. What each does is in the modules below; what is true of all of them is here.
 
 mod batch;
+mod changes;
+mod dry_run;
+mod listing;
+mod once;
+mod openapi;
 mod operations;
+mod quotas;
 mod runs;
 mod schedules;
 mod tenants;
@@ -19,6 +25,9 @@ use axum::routing::{any, delete, get, post};
 use crate::metrics::Route;
 use crate::refusal::{Kind, Refused, refuse};
 use crate::shared::Shared;
+
+pub(crate) use once::PATTERN as IDEMPOTENCY_KEY;
+pub(crate) use runs::PAGE_LIMIT_MAX;
 
 type App = State<Arc<Shared>>;
 type Id = Result<Path<String>, PathRejection>;
@@ -41,19 +50,23 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
 
 fn for_users() -> Router<Arc<Shared>> {
     Router::new()
-        .route("/v1/schedules", post(create))
+        .route("/v1/schedules", get(list).post(create))
         .route("/v1/schedules:batch", post(batch))
-        .route("/v1/schedules/{id}", get(read).put(put).delete(cancel))
+        .route("/v1/schedules/{id}", get(read).put(put).patch(patch).delete(cancel))
         .route("/v1/schedules/{id}/runs", get(schedule_runs))
         .route("/v1/runs", get(runs))
         .route("/v1/runs/{id}/redrive", post(redrive))
+        .route("/v1/quotas", get(quotas).patch(patch_quotas))
         .route("/v1/tenants", get(tenants).post(create_tenant))
-        .route("/v1/tenants/{tenant}", get(tenant))
+        .route("/v1/tenants/{tenant}", get(tenant).patch(patch_tenant))
         .route("/v1/tenants/{tenant}/keys", get(keys).post(create_key))
         .route("/v1/tenants/{tenant}/keys/{id}", delete(revoke_key))
         .route("/v1/tenants/{tenant}/signing-secrets", get(secrets).post(create_secret))
         .route("/v1/tenants/{tenant}/signing-secrets/{id}", delete(delete_secret))
         .route("/v1/tenants/{tenant}/audit", get(audit))
+        .route("/openapi.json", get(document))
+        .route("/docs", get(page))
+        .route("/docs/{part}", get(page_part))
 }
 
 async fn create_tenant(State(shared): App, request: Request) -> Response<Body> {
@@ -66,6 +79,18 @@ async fn tenants(State(shared): App, headers: HeaderMap) -> Response<Body> {
 
 async fn tenant(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
     shared.answer(Route::Tenant, tenants::get(&shared, id_text(&name), &headers)).await
+}
+
+async fn patch_tenant(State(shared): App, name: Id, request: Request) -> Response<Body> {
+    shared.answer(Route::PatchTenant, tenants::patch(&shared, id_text(&name), request)).await
+}
+
+async fn quotas(State(shared): App, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Quotas, async { quotas::get(&shared, &headers) }).await
+}
+
+async fn patch_quotas(State(shared): App, request: Request) -> Response<Body> {
+    shared.answer(Route::PatchQuotas, quotas::patch(&shared, request)).await
 }
 
 async fn create_key(State(shared): App, name: Id, request: Request) -> Response<Body> {
@@ -102,6 +127,10 @@ async fn create(State(shared): App, request: Request) -> Response<Body> {
     shared.answer(Route::Create, schedules::create(&shared, request)).await
 }
 
+async fn list(State(shared): App, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::List, listing::list(&shared, query.as_deref(), &headers)).await
+}
+
 async fn batch(State(shared): App, request: Request) -> Response<Body> {
     shared.answer(Route::Batch, batch::batch(shared.clone(), request)).await
 }
@@ -111,11 +140,15 @@ async fn read(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> 
 }
 
 async fn put(State(shared): App, id: Id, request: Request) -> Response<Body> {
-    shared.answer(Route::Put, schedules::put(&shared, id_text(&id), request)).await
+    shared.answer(Route::Put, changes::put(&shared, id_text(&id), request)).await
+}
+
+async fn patch(State(shared): App, id: Id, request: Request) -> Response<Body> {
+    shared.answer(Route::Patch, changes::patch(&shared, id_text(&id), request)).await
 }
 
 async fn cancel(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Cancel, schedules::cancel(&shared, id_text(&id), &headers)).await
+    shared.answer(Route::Cancel, changes::cancel(&shared, id_text(&id), &headers)).await
 }
 
 async fn schedule_runs(State(shared): App, id: Id, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
@@ -128,6 +161,18 @@ async fn runs(State(shared): App, RawQuery(query): RawQuery, headers: HeaderMap)
 
 async fn redrive(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
     shared.answer(Route::Redrive, runs::redrive(&shared, id_text(&id), &headers)).await
+}
+
+async fn document(State(shared): App) -> Response<Body> {
+    shared.answer(Route::Document, async { Ok(openapi::document(&shared)) }).await
+}
+
+async fn page(State(shared): App) -> Response<Body> {
+    shared.answer(Route::Page, async { Ok(openapi::page()) }).await
+}
+
+async fn page_part(State(shared): App, part: Id) -> Response<Body> {
+    shared.answer(Route::Page, async { openapi::asset(id_text(&part)) }).await
 }
 
 async fn health(State(shared): App) -> Response<Body> {

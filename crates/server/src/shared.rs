@@ -1,23 +1,36 @@
 //! What every request needs.
 
 use std::panic::AssertUnwindSafe;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
+use bytes::Bytes;
+use domain::{ScheduleId, Spec, Timestamp};
 use futures_util::FutureExt;
 use runtime::Runtime;
 use scheduler::Scheduler;
+use store::Tenant;
+use tracing::Instrument;
 
 use crate::Options;
 use crate::metrics::{HttpMetrics, Route};
+use crate::openapi;
+use crate::quota::{self, Creates, Pending};
+use crate::readiness::Readiness;
 use crate::refusal::{Kind, Refused, refuse};
+use crate::spans;
 
 pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
     pub(crate) scheduler: Scheduler,
     pub(crate) options: Options,
     pub(crate) metrics: HttpMetrics,
+    pub(crate) creates: Creates,
+    pub(crate) pending: Pending,
+    pub(crate) readiness: Readiness,
+    document: OnceLock<Bytes>,
     /// Request ids are this random beginning and a count: unique without asking for randomness each time.
     request_id_start: u32,
     requests: AtomicU64,
@@ -27,7 +40,21 @@ impl Shared {
     pub(crate) fn new(runtime: Runtime, scheduler: Scheduler, options: Options) -> Self {
         let request_id_start = u32::try_from(runtime.random() >> 32).unwrap_or(0);
         let metrics = HttpMetrics::new();
-        Shared { runtime, scheduler, options, metrics, request_id_start, requests: AtomicU64::new(0) }
+        let (creates, pending, readiness) = (Creates::default(), Pending::default(), Readiness::default());
+        let requests = AtomicU64::new(0);
+        let document = OnceLock::new();
+        Shared {
+            runtime,
+            scheduler,
+            options,
+            metrics,
+            creates,
+            pending,
+            readiness,
+            document,
+            request_id_start,
+            requests,
+        }
     }
 
     /// Turns what a route came to into its response, and measures it.
@@ -37,7 +64,8 @@ impl Shared {
         work: impl Future<Output = Result<Response<Body>, Refused>>,
     ) -> Response<Body> {
         let started = self.runtime.monotonic();
-        let outcome = AssertUnwindSafe(work).catch_unwind().await;
+        let span = spans::request(route);
+        let outcome = AssertUnwindSafe(work).catch_unwind().instrument(span.clone()).await;
         let response = match outcome.unwrap_or_else(|_| Err(refuse(Kind::Internal, "this is a fault of the server"))) {
             Ok(response) => response,
             Err(refused) => {
@@ -52,8 +80,27 @@ impl Shared {
                 refused.into_response(request_id)
             }
         };
+        spans::answered(&span, response.status());
         self.metrics.observe(route, response.status(), self.runtime.monotonic().since(started));
         response
+    }
+
+    /// Whether the tenant's quotas allow one more such schedule; `replaced` is the id that it takes if there is one of it.
+    pub(crate) async fn admit(
+        &self,
+        tenant: &Tenant,
+        replaced: Option<&ScheduleId>,
+        spec: &Spec,
+        now: Timestamp,
+    ) -> Result<(), Refused> {
+        quota::check_spec(tenant, spec, now)?;
+        self.creates.admit(tenant, self.runtime.monotonic())?;
+        self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await
+    }
+
+    /// What the API is, made when it is first asked for.
+    pub(crate) fn document(&self) -> Bytes {
+        self.document.get_or_init(|| openapi::document(&self.options).into()).clone()
     }
 
     pub(crate) fn request_id(&self) -> String {

@@ -8,6 +8,7 @@
 //! would stop the next start, too.
 
 mod change;
+mod forget;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, Tenant
 use store::{Arrival, Inserted, Mark, Marked, Outdated, Placed, Positions, StoreError, WriteRefusal, Written};
 
 use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem, take_attempts};
-use crate::codec::row::{Changed, Head};
+use crate::codec::row::{self, Changed, Head};
 use crate::codec::{Malformed, Put, Take, key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::memory::Memory;
@@ -33,6 +34,8 @@ pub(crate) enum Answer {
     Written(Vec<Result<Written, WriteRefusal>>),
     HandedOver(Vec<Result<(), WriteRefusal>>),
     Changed(Vec<Result<(), Outdated>>),
+    /// What of it went.
+    Forgotten(Vec<bool>),
 }
 
 pub(crate) struct Machine {
@@ -93,6 +96,13 @@ impl Machine {
                 }
                 Answer::Changed(changed)
             }
+            Kind::Forget => {
+                let mut forgotten = Vec::with_capacity(count);
+                for at in sequences {
+                    forgotten.push(self.forget(at, &reader.forget().map_err(malformed)?)?);
+                }
+                Answer::Forgotten(forgotten)
+            }
             Kind::Take => {
                 let mut terms = Vec::with_capacity(count);
                 for at in sequences {
@@ -119,7 +129,12 @@ impl Machine {
         Ok(answer)
     }
 
-    fn index(&self) -> &dyn Index {
+    /// To be called before everything up to `last_entry` is made durable in the index.
+    pub(crate) fn write_counts(&self, last_entry: u64) {
+        self.memory().active.write(self.index(), last_entry);
+    }
+
+    pub(crate) fn index(&self) -> &dyn Index {
         &*self.rows.index
     }
 
@@ -134,7 +149,7 @@ impl Machine {
         }
         let mut due = insert.due;
         due.position = self.settle(head.poller, due.position);
-        self.write_new(at, insert);
+        self.write_new(at, insert)?;
         self.write_due(at, head.poller, &due);
         self.memory().arrivals.append(Arrival { poller: head.poller, key: due });
         Ok(Inserted::Placed(Placed { position: due.position, settled: true }))
@@ -152,13 +167,18 @@ impl Machine {
         Ok(taken.then_some(known.incarnation))
     }
 
-    /// The first row of a schedule, and its id.
-    fn write_new(&self, at: Sequence, insert: &InsertItem<'_>) {
-        let Head { incarnation, tenant, .. } = insert.head;
+    /// The first row of a schedule, its id, and what it is listed by.
+    fn write_new(&self, at: Sequence, insert: &InsertItem<'_>) -> Result<(), StoreError> {
+        let Head { incarnation, tenant, state, .. } = insert.head;
+        let labels = row::labels(insert.row).map_err(|error| self.rows.malformed(incarnation, error))?;
         self.index().put(Family::Rows, &key::row(incarnation), insert.row, at);
         if !is_server_made(insert.id, incarnation) {
             self.write_name(at, tenant, insert.id, incarnation);
         }
+        self.memory().active.change(tenant, None, state.status);
+        self.write_listed(at, tenant, incarnation, state.status);
+        self.write_labels(at, tenant, incarnation, &labels, &[]);
+        Ok(())
     }
 
     fn write_name(&self, at: Sequence, tenant: TenantId, id: &str, incarnation: Incarnation) {
@@ -201,16 +221,18 @@ impl Machine {
         };
         let before: Schedule = self.rows.decode(&known)?;
         if before.status != Status::Cancelled {
-            self.cancel(at, known.incarnation, known.changed);
+            self.cancel(at, mark.tenant, known.incarnation, known.changed);
         }
         Ok(Marked { before: Some(Arc::new(before)), applied: true })
     }
 
-    fn cancel(&self, at: Sequence, incarnation: Incarnation, mut changed: Changed) {
+    fn cancel(&self, at: Sequence, tenant: TenantId, incarnation: Incarnation, mut changed: Changed) {
+        self.memory().active.change(tenant, Some(changed.state.status), Status::Cancelled);
         changed.state.status = Status::Cancelled;
         changed.state.revision.0 = changed.state.revision.0.saturating_add(1);
         changed.state.next = None;
         self.write_changed(at, incarnation, &changed);
+        self.write_listed(at, tenant, incarnation, changed.state.status);
     }
 
     fn take(&self, at: Sequence, shard: domain::ShardId) -> Term {
@@ -256,10 +278,11 @@ pub(crate) fn is_server_made(id: &str, incarnation: Incarnation) -> bool {
     ScheduleId::new(id).ok().and_then(|id| id.to_incarnation()) == Some(incarnation)
 }
 
-/// Reads positions, terms, tenants and what was handed over, as they were before `before`, and tells the index what its due rows are worth.
-pub(crate) fn load(index: &dyn Index, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
+/// Reads what is kept in memory whole, as it was before `before`, and tells the index what its due rows are worth.
+pub(crate) fn load(rows: &Rows, before: Sequence, memory: &mut Memory) -> Result<(), StoreError> {
+    let index = &*rows.index;
     let mut first_error = None;
-    for kind in [key::POSITIONS, key::TERM, key::TENANT, key::HANDED_OVER] {
+    for kind in [key::POSITIONS, key::TERM, key::TENANT, key::HANDED_OVER, key::ACTIVE] {
         let scan = index.scan(Family::Points, &[kind], &[kind + 1], before, &mut |key, value| match load_row(
             kind, key, value, memory,
         ) {
@@ -274,6 +297,7 @@ pub(crate) fn load(index: &dyn Index, before: Sequence, memory: &mut Memory) -> 
     if let Some(error) = first_error {
         return Err(malformed(error));
     }
+    memory.active.complete(rows, before)?;
     for (poller, positions) in &memory.positions {
         index.retire(key::poller(*poller), &key::due_after(*poller, positions.done));
     }
@@ -295,6 +319,7 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
         key::HANDED_OVER => {
             memory.handed_over.insert(key::parse_shard(kind, key)?, take_attempts(value)?);
         }
+        key::ACTIVE => memory.active.take_row(key, value)?,
         _ => {
             let tenant = tenant::take_row(key, value)?;
             memory.tenants.insert(tenant.id, tenant);

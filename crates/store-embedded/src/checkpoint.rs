@@ -10,7 +10,9 @@ use crate::file::{self, EnvelopeError};
 use crate::options::IndexKind;
 
 pub(crate) const FILE: &str = "CHECKPOINT";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+/// Of builds that listed no schedules.
+const VERSION_UNLISTED: u8 = 1;
 
 /// Replaced in one step after each flush. The index holds everything up to `synced`, and may hold more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,6 +26,8 @@ pub(crate) struct Checkpoint {
     pub base: u64,
     /// The last entry, counted through all journals, that is in the index with all before it.
     pub synced: u64,
+    /// Every schedule in the index is listed there, too. False for what an earlier build left, until it is opened.
+    pub is_listed: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +52,7 @@ impl Checkpoint {
 
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
-        out.u8(VERSION);
+        out.u8(if self.is_listed { VERSION } else { VERSION_UNLISTED });
         out.u8(match self.index {
             IndexKind::Lsm => 0,
             IndexKind::Map => 1,
@@ -63,7 +67,11 @@ impl Checkpoint {
 
     pub(crate) fn decode(body: &[u8]) -> Result<Self, Malformed> {
         let mut take = Take::new("a checkpoint", body);
-        take.version(VERSION)?;
+        let is_listed = match take.u8()? {
+            VERSION => true,
+            VERSION_UNLISTED => false,
+            _ => return Err(take.malformed()),
+        };
         let index = match take.u8()? {
             0 => IndexKind::Lsm,
             1 => IndexKind::Map,
@@ -74,6 +82,6 @@ impl Checkpoint {
         let journal_id = has_journal.then_some(take.u128()?);
         let (base, synced) = (take.u64()?, take.u64()?);
         take.end()?;
-        Ok(Checkpoint { index, epoch, journal_id, base, synced })
+        Ok(Checkpoint { index, epoch, journal_id, base, synced, is_listed })
     }
 }

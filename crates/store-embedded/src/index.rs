@@ -19,7 +19,8 @@ use futures_util::future::BoxFuture;
 /// Rows that differ in size and order of arrival, and are kept apart so that moving one kind does not rewrite another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Family {
-    /// Schedules as they were asked for, by the time-ordered number of the row. Never changed.
+    /// Schedules as they were asked for, by the time-ordered number of the row. Never changed; removed once nobody asks for
+    /// them.
     Rows,
     /// Due rows, by poller and position. Never changed; dropped in stretches once their poller is done with them.
     Due,
@@ -58,12 +59,22 @@ impl Sequence {
         Sequence((entry + 1) << ITEM_BITS | item as u64)
     }
 
+    /// Not before any item of `entry`, before the next entry.
+    pub(crate) const fn end_of(entry: u64) -> Self {
+        Sequence::new(entry, (1 << ITEM_BITS) - 1)
+    }
+
     pub(crate) const fn as_u64(self) -> u64 {
         self.0
     }
 
     pub(crate) const fn from_u64(value: u64) -> Self {
         Sequence(value)
+    }
+
+    /// A read before it sees what was written at this.
+    pub(crate) const fn next(self) -> Self {
+        Sequence(self.0 + 1)
     }
 }
 
@@ -118,8 +129,11 @@ pub(crate) trait Index: Send + Sync + 'static {
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence);
 
-    /// Removes a row of [`Family::Points`]; the others are never removed one by one.
-    fn remove_point(&self, key: &[u8], at: Sequence);
+    /// When the row of [`Family::Points`] was written that a read before `before` sees.
+    fn written(&self, key: &[u8], before: Sequence) -> Result<Option<Sequence>, IndexError>;
+
+    /// Removes a row, of any family but [`Family::Due`], whose rows are never removed one by one.
+    fn remove(&self, family: Family, key: &[u8], at: Sequence);
 
     /// Due rows whose keys begin with `poller` and are below `to` are not read any more, and may go.
     fn retire(&self, poller: [u8; 8], to: &[u8]);

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use journal::{Commit, Journal};
+use prometheus_client::metrics::gauge::Gauge;
 use runtime::Runtime;
 use store::{Health, StoreError};
 use tokio::sync::{Notify, RwLock, mpsc, oneshot, watch};
@@ -36,7 +37,7 @@ pub(crate) struct Shared {
     pub index: Arc<dyn Index>,
     pub closed: CancellationToken,
     full: AtomicBool,
-    free_bytes: AtomicU64,
+    pub free_bytes: Gauge,
     /// Users' writes wait while this is true.
     behind: AtomicBool,
     /// Woken when that ends. (Not a `watch`, which wakes its receivers in an order that no seed gives.)
@@ -55,6 +56,8 @@ impl Shared {
         index: Arc<dyn Index>,
         checkpoint: Checkpoint,
     ) -> Self {
+        let free_bytes = Gauge::default();
+        free_bytes.set(i64::MAX);
         Shared {
             runtime: runtime.clone(),
             dir,
@@ -62,7 +65,7 @@ impl Shared {
             index,
             closed: CancellationToken::new(),
             full: AtomicBool::new(false),
-            free_bytes: AtomicU64::new(u64::MAX),
+            free_bytes,
             behind: AtomicBool::new(false),
             caught_up: Notify::new(),
             checkpoint: watch::Sender::new(checkpoint),
@@ -81,7 +84,7 @@ impl Shared {
     }
 
     pub(crate) fn full_error(&self) -> StoreError {
-        let free = self.free_bytes.load(Ordering::Relaxed);
+        let free = self.free_bytes.get();
         let floor = self.options.free_bytes_floor;
         StoreError::Full(format!("{free} bytes are free, {floor} must stay free"))
     }
@@ -124,7 +127,7 @@ impl Shared {
                 return;
             }
         };
-        self.free_bytes.store(free_bytes, Ordering::Relaxed);
+        self.free_bytes.set(i64::try_from(free_bytes).unwrap_or(i64::MAX));
         let full = free_bytes < self.options.free_bytes_floor;
         if self.full.swap(full, Ordering::Relaxed) != full {
             if full {
@@ -220,6 +223,7 @@ impl Applier {
     }
 
     fn seal_all(&mut self) {
+        self.machine.write_counts(self.applied);
         Family::ALL.into_iter().for_each(|family| self.shared.index.seal(family));
         self.bytes_since_checkpoint = 0;
         self.sealed.send_modify(|sealed| {

@@ -22,8 +22,10 @@ mod checkpoint;
 mod codec;
 mod error;
 mod file;
+mod history;
 mod index;
 mod keep;
+mod listing;
 mod memory;
 mod open;
 mod options;
@@ -35,9 +37,11 @@ use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
 use journal::{AppendError, Journal};
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
 use store::{
-    Arrival, Audit, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Arrival, Audit, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage,
+    ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -92,6 +96,16 @@ impl EmbeddedStore {
         self.journal.close().await;
         let mut tasks_alive = self.tasks_alive.lock().await;
         while tasks_alive.recv().await.is_some() {}
+    }
+
+    /// Adds what is counted here to `registry`.
+    pub fn register(&self, registry: &mut Registry) {
+        self.journal.register(registry);
+        let free = "Free bytes on the disk that the data is on";
+        registry.register("reveille_store_free_bytes", free, self.shared.free_bytes.clone());
+        let floor = ConstGauge::new(i64::try_from(self.shared.options.free_bytes_floor).unwrap_or(i64::MAX));
+        let help = "Free bytes below which new schedules are refused";
+        registry.register("reveille_store_free_floor_bytes", help, floor);
     }
 
     #[must_use]
@@ -275,6 +289,10 @@ impl Store for EmbeddedStore {
         self.look_up(count, load)
     }
 
+    fn list(&self, read: ListRead) -> store::Answer<'_, ListPage> {
+        Box::pin(self.read(move |rows| rows.list(&read)))
+    }
+
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> store::Answer<'_, Vec<Option<Run>>> {
         let count = occurrences.len();
         let find = move |rows: &Rows| occurrences.iter().map(|occurrence| rows.run(occurrence)).collect();
@@ -287,6 +305,10 @@ impl Store for EmbeddedStore {
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {
         Box::pin(self.read(move |rows| rows.dead_letters(tenant, after, limit)))
+    }
+
+    fn active(&self, tenants: Vec<TenantId>) -> store::Answer<'_, Vec<u64>> {
+        self.recall(move |memory| tenants.iter().map(|tenant| memory.active.of(*tenant)).collect())
     }
 
     fn tenants(&self) -> store::Answer<'_, Vec<Tenant>> {
@@ -354,7 +376,7 @@ impl Store for EmbeddedStore {
     fn write(&self, writes: Vec<OwnerWrite>) -> store::Answer<'_, Vec<Result<Written, WriteRefusal>>> {
         Box::pin(async move {
             // A put carries a user's payload, whoever writes it.
-            if writes.iter().any(|write| matches!(write.change, Change::Put(_))) {
+            if writes.iter().any(|write| matches!(write.change, Change::Put(_) | Change::PutIf { .. })) {
                 self.check_user().await?;
             }
             let mut entries = self.builder(Kind::Write);

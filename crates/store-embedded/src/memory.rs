@@ -1,6 +1,7 @@
 //! What is small enough to be kept in memory whole: positions, terms, tenants, and the arrivals since the start. And the
 //! states of a few schedules.
 
+mod active;
 mod arrivals;
 mod states;
 
@@ -9,6 +10,7 @@ use std::collections::BTreeMap;
 use domain::{PollerId, ShardId, TenantId, Term};
 use store::{HandedOver, Positions, Tenant};
 
+pub(crate) use active::Active;
 pub(crate) use arrivals::Arrivals;
 pub(crate) use states::States;
 
@@ -19,6 +21,7 @@ pub(crate) struct Memory {
     pub terms: BTreeMap<ShardId, Term>,
     pub handed_over: BTreeMap<ShardId, Vec<HandedOver>>,
     pub tenants: BTreeMap<TenantId, Tenant>,
+    pub active: Active,
     pub arrivals: Arrivals,
 }
 
@@ -29,6 +32,7 @@ impl Memory {
             terms: BTreeMap::new(),
             handed_over: BTreeMap::new(),
             tenants: BTreeMap::new(),
+            active: Active::default(),
             arrivals: Arrivals::new(arrivals_max),
         }
     }

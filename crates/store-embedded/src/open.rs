@@ -11,10 +11,12 @@ use tokio::sync::{mpsc, watch};
 
 use crate::apply::{self, Machine};
 use crate::checkpoint::{Checkpoint, CheckpointError, FILE};
+use crate::history;
 use crate::index::lsm::LsmIndex;
 use crate::index::map::MapIndex;
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::keep::{self, Applier, Readers, Sealed, Shared, Ticket};
+use crate::listing;
 use crate::memory::Memory;
 use crate::read::Rows;
 use crate::{EmbeddedStore, IndexKind, OpenError, Options};
@@ -120,6 +122,7 @@ fn start(
     task("store flush", Box::pin(keep::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
     task("store merge", Box::pin(keep::merge(shared.clone(), flushed_receiver)));
     task("store space", Box::pin(keep::watch_free_space(shared.clone())));
+    task("store history", Box::pin(history::forget(shared.clone(), rows.clone(), journal.clone())));
     let (readers, jobs) = Readers::new(shared.options.readers);
     for jobs in jobs {
         task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));
@@ -149,13 +152,20 @@ impl Opening<'_> {
     }
 
     async fn recover(&self, opened: &Opened<Ticket>) -> Result<Recovered, OpenError> {
-        let checkpoint = self.checkpoint(opened).await?;
+        let mut checkpoint = self.checkpoint(opened).await?;
         let index = self.index(&checkpoint).await?;
+        if !checkpoint.is_listed {
+            let listed = listing::build(&index, checkpoint.synced, self.options.memtable_bytes).await;
+            listed.map_err(|error| self.damaged(error))?;
+            checkpoint.is_listed = true;
+            checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
+        }
         let mut memory = Memory::new(self.options.arrivals_max);
         let from = checkpoint.synced + 1;
-        apply::load(&*index, Sequence::new(from, 0), &mut memory).map_err(|error| self.damaged(error))?;
+        let rows = Rows::new(index.clone());
+        apply::load(&rows, Sequence::new(from, 0), &mut memory).map_err(|error| self.damaged(error))?;
         let memory = Arc::new(Mutex::new(memory));
-        let machine = Machine::new(Rows::new(index.clone()), memory.clone(), Term(checkpoint.epoch << TERM_BITS));
+        let machine = Machine::new(rows, memory.clone(), Term(checkpoint.epoch << TERM_BITS));
         opened.journal.release(from - checkpoint.base);
         let replayed = self.replay(opened, &checkpoint, &machine, &*index).await?;
         Ok(Recovered { checkpoint, index, memory, machine, replayed })
@@ -174,8 +184,14 @@ impl Opening<'_> {
                 return Err(self.damaged(format!("{FILE} is missing")));
             }
             let epoch = u64::try_from(self.runtime.now().as_millis() / 1000).unwrap_or(0);
-            let checkpoint =
-                Checkpoint { index: self.options.index, epoch, journal_id: Some(journal_id), base: 0, synced: 0 };
+            let checkpoint = Checkpoint {
+                index: self.options.index,
+                epoch,
+                journal_id: Some(journal_id),
+                base: 0,
+                synced: 0,
+                is_listed: true,
+            };
             checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
             return Ok(checkpoint);
         };
@@ -273,6 +289,9 @@ impl Options {
         }
         if self.readers == 0 {
             return Err(OpenError::Options("there must be a reader"));
+        }
+        if self.history.is_zero() || self.history_period.is_zero() {
+            return Err(OpenError::Options("history and history_period must not be zero"));
         }
         if self.memtable_bytes == 0 || self.checkpoint_bytes == 0 || self.arrivals_max == 0 {
             return Err(OpenError::Options("memtable_bytes, checkpoint_bytes and arrivals_max must not be zero"));

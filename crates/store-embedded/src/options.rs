@@ -35,6 +35,11 @@ pub struct Options {
     pub arrivals_max: usize,
     /// Threads that look rows up. Default 2.
     pub readers: usize,
+    /// How long runs, and schedules that are over, are kept at least. Default 30 days. Shorter: a put that is tried again later than that
+    /// makes its schedule anew, and a dead letter of before cannot be redriven; longer: more disk.
+    pub history: Duration,
+    /// How often what is older is looked for, which reads all schedules that are older. Default 1 h; much shorter than `history`.
+    pub history_period: Duration,
     /// The bytes after which a large batch goes on in another journal entry. Default 1 MiB.
     pub entry_bytes: usize,
 }
@@ -51,6 +56,8 @@ impl Default for Options {
             free_bytes_period: Duration::from_secs(1),
             arrivals_max: 1 << 18,
             readers: 2,
+            history: Duration::from_secs(30 * 86_400),
+            history_period: Duration::from_secs(3_600),
             entry_bytes: 1 << 20,
         }
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, TenantId, Timestamp};
+use domain::{
+    DueKey, Edition, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, Seen, TenantId, Timestamp,
+};
 use store::{Audit, DueBound, DuePage, DueRead, StoreError};
 
 use crate::codec::row::{self, Changed};
@@ -26,6 +28,13 @@ pub(crate) struct Known {
     /// What it is now, whether or not it has changed since its first row.
     pub changed: Changed,
     pub row: Bytes,
+}
+
+impl Known {
+    pub(crate) fn seen(&self) -> Seen {
+        let state = self.changed.state;
+        Seen { edition: Edition { incarnation: self.incarnation, revision: state.revision }, next: state.next }
+    }
 }
 
 pub(crate) fn damaged(error: IndexError) -> StoreError {
@@ -52,13 +61,23 @@ impl Rows {
         Ok(self.get(Family::Rows, &key::row(number), before)?.is_some())
     }
 
-    fn known(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Known>, StoreError> {
-        if let Some(value) = self.get(Family::Points, &key::state(incarnation), before)? {
+    pub(crate) fn known(&self, incarnation: Incarnation, before: Sequence) -> Result<Option<Known>, StoreError> {
+        let state_key = key::state(incarnation);
+        while let Some(value) = self.get(Family::Points, &state_key, before)? {
             let changed = Changed::decode(&value).map_err(|error| self.malformed(incarnation, error))?;
-            let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? else {
+            if let Some(row) = self.get(Family::Rows, &key::row(changed.row), before)? {
+                return Ok(Some(Known { incarnation, changed, row }));
+            }
+            // It is being replaced, or forgotten: then the row is still there as it was when that state was written, or
+            // there is another state, or none, by now.
+            let written = self.index.written(&state_key, before).map_err(damaged)?;
+            let then = written.map_or(before, Sequence::next);
+            if let Some(row) = self.get(Family::Rows, &key::row(changed.row), then)? {
+                return Ok(Some(Known { incarnation, changed, row }));
+            }
+            if self.get(Family::Points, &state_key, before)? == Some(value) {
                 return Err(self.malformed_reason(changed.row, "a schedule's row is missing"));
-            };
-            return Ok(Some(Known { incarnation, changed, row }));
+            }
         }
         let Some(row) = self.get(Family::Rows, &key::row(incarnation), before)? else { return Ok(None) };
         let head = row::head(&row).map_err(|error| self.malformed(incarnation, error))?;
@@ -78,13 +97,16 @@ impl Rows {
 
     /// The schedule that has an id now.
     pub(crate) fn find(&self, tenant: TenantId, id: &str, before: Sequence) -> Result<Option<Known>, StoreError> {
-        if let Some(value) = self.get(Family::Points, &key::id(tenant, id), before)? {
+        let name_key = key::id(tenant, id);
+        while let Some(value) = self.get(Family::Points, &name_key, before)? {
             let incarnation = take_name(&value).map_err(|error| damaged(points_damaged(id, error)))?;
-            let known = self.known(incarnation, before)?;
-            return known.map_or_else(
-                || Err(self.malformed_reason(incarnation, "an id's row is missing")),
-                |known| Ok(Some(known)),
-            );
+            if let Some(known) = self.known(incarnation, before)? {
+                return Ok(Some(known));
+            }
+            // It may have been forgotten meanwhile, its id first.
+            if self.get(Family::Points, &name_key, before)? == Some(value) {
+                return Err(self.malformed_reason(incarnation, "an id's row is missing"));
+            }
         }
         let server_made = ScheduleId::new(id).ok().and_then(|id| id.to_incarnation());
         let Some(incarnation) = server_made else { return Ok(None) };
@@ -216,8 +238,26 @@ impl Rows {
         Ok(page)
     }
 
+    /// The numbers of up to `limit` rows as they were before `before`, from the key `from` on.
+    pub(crate) fn numbers(&self, from: &[u8], before: Sequence, limit: usize) -> Result<Vec<Incarnation>, StoreError> {
+        let mut numbers = Vec::with_capacity(limit);
+        let mut strange: Option<Malformed> = None;
+        // Above every number.
+        let to = [0xff; 17];
+        let scan = self.index.scan(Family::Rows, from, &to, before, &mut |key, _| {
+            match key::parse_row(key) {
+                Ok(number) => numbers.push(number),
+                Err(error) => strange = Some(error),
+            }
+            let is_enough = numbers.len() == limit || strange.is_some();
+            if is_enough { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        scan.map_err(damaged)?;
+        strange.map_or(Ok(numbers), |error| Err(self.malformed(Incarnation(0), error)))
+    }
+
     /// Up to `limit` rows from `from` (included) to `to` (excluded).
-    fn collect(
+    pub(crate) fn collect(
         &self,
         family: Family,
         from: &[u8],
@@ -229,15 +269,28 @@ impl Rows {
             return Ok(());
         }
         let mut left = limit;
+        self.walk(family, from, to, |key, value| {
+            take(key, value)?;
+            left -= 1;
+            Ok(if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })
+    }
+
+    /// The rows from `from` (included) to `to` (excluded), until `take` breaks off.
+    pub(crate) fn walk(
+        &self,
+        family: Family,
+        from: &[u8],
+        to: &[u8],
+        mut take: impl FnMut(&[u8], &Bytes) -> Result<ControlFlow<()>, Malformed>,
+    ) -> Result<(), StoreError> {
         let mut first_error = None;
         let scan = self.index.scan(family, from, to, Sequence::LATEST, &mut |key, value| {
-            first_error = take(key, value).err().map(|error| IndexError::Damaged {
-                family: family.name(),
-                range: hex(key),
-                reason: error.to_string(),
-            });
-            left -= 1;
-            if left == 0 || first_error.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            take(key, value).unwrap_or_else(|error| {
+                let (family, range) = (family.name(), hex(key));
+                first_error = Some(IndexError::Damaged { family, range, reason: error.to_string() });
+                ControlFlow::Break(())
+            })
         });
         scan.map_err(damaged)?;
         first_error.map_or(Ok(()), |error| Err(damaged(error)))
@@ -261,7 +314,7 @@ fn points_damaged(range: &str, error: Malformed) -> IndexError {
     IndexError::Damaged { family: Family::Points.name(), range: range.to_owned(), reason: error.to_string() }
 }
 
-fn take_name(value: &[u8]) -> Result<Incarnation, Malformed> {
+pub(crate) fn take_name(value: &[u8]) -> Result<Incarnation, Malformed> {
     let mut take = Take::new("an id's row", value);
     take.version(1)?;
     let incarnation = Incarnation(take.u128()?);
@@ -270,7 +323,7 @@ fn take_name(value: &[u8]) -> Result<Incarnation, Malformed> {
 }
 
 /// The least key above `key`.
-fn just_after(key: &[u8]) -> Vec<u8> {
+pub(crate) fn just_after(key: &[u8]) -> Vec<u8> {
     let mut after = Vec::with_capacity(key.len() + 1);
     after.extend_from_slice(key);
     after.push(0);

@@ -1,16 +1,24 @@
 //! What a kill leaves on a real disk, at a moment that the tests choose: a start replays it to what was answered.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
+use domain::{DueKey, Incarnation, Occurrence, Revision, Schedule, ScheduleId, Timestamp};
 use futures_util::future::BoxFuture;
 use proptest::prelude::*;
 use runtime::{Runtime, TaskSet};
-use store::Store;
 use store::conformance::{CASES, Subject, differential};
+use store::listing::{self, By, Listing};
 use store::memory::{MemoryOptions, MemoryStore};
+use store::{Insert, Mark, Store};
 
-use crate::index::lsm;
+use crate::checkpoint::Checkpoint;
+use crate::codec::tests::a_schedule;
+use crate::index::lsm::{self, LsmIndex};
+use crate::index::{Family, Index as _, Sequence};
+use crate::memory::Active;
+use crate::open::INDEX_DIR;
 use crate::{EmbeddedStore, IndexKind, Options};
 
 /// A store that is never closed in peace: each opening works on what the one before had on disk when it was stopped.
@@ -44,14 +52,31 @@ impl Killed {
         };
         let Some((store, tasks)) = open else { return };
         {
-            // No file comes or goes meanwhile, as in the moment of a kill.
+            // No file comes or goes meanwhile, as in the moment of a kill: but for the journal's, which it may still be giving back.
             let _alone = store.shared.maintenance.write().await;
-            lsm::copy_tree(&self.data(number - 1), &self.data(number)).unwrap();
+            let (from, to) = (self.data(number - 1), self.data(number));
+            loop {
+                let before = files(&from);
+                let copied = lsm::copy_tree(&from, &to);
+                if before == files(&from) {
+                    break copied.unwrap();
+                }
+                std::fs::remove_dir_all(&to).unwrap();
+            }
         }
         store.close().await;
         drop(store);
         tasks.join().await;
     }
+}
+
+fn files(dir: &Path) -> BTreeSet<PathBuf> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { found.extend(files(&path)) } else { assert!(found.insert(path)) }
+    }
+    found
 }
 
 impl Subject for Killed {
@@ -103,6 +128,37 @@ fn what_was_answered_outlives_a_kill() {
     }
 }
 
+fn an_insert(number: u128) -> Insert {
+    let incarnation = Incarnation::new(Timestamp::from_millis(1_700_000_000_000), number);
+    let id = ScheduleId::from_incarnation(incarnation);
+    let schedule = Schedule { id, incarnation, revision: Revision(0), ..a_schedule() };
+    let nominal = schedule.next.expect("it is active");
+    let occurrence = Occurrence { incarnation, nominal, revision: schedule.revision, replay: 0 };
+    let due = DueKey { position: nominal, occurrence, attempt: 1, target: schedule.spec.target.key() };
+    Insert { schedule: Arc::new(schedule), due }
+}
+
+#[test]
+fn a_store_from_before_there_were_counts_has_its_schedules_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    on_real(async |runtime| {
+        let subject = Killed::new(runtime, dir.path(), options(1 << 30));
+        let store = subject.open().await;
+        let inserts: Vec<Insert> = (0..2_500).map(an_insert).collect();
+        let mark = |at: usize| Mark { tenant: inserts[at].schedule.tenant, id: inserts[at].schedule.id.clone() };
+        let marks = vec![mark(3), mark(1_700)];
+        store.insert(inserts.clone()).await.unwrap();
+        store.mark(marks).await.unwrap();
+        let tenant = inserts[0].schedule.tenant;
+        assert_eq!(store.active(vec![tenant]).await, Ok(vec![2_498]));
+        let rows = subject.life.lock().unwrap().open.as_ref().unwrap().0.rows.clone();
+        let mut counted = Active::default();
+        counted.complete(&rows, Sequence::LATEST).unwrap();
+        assert_eq!(counted.of(tenant), 2_498);
+        subject.close(store).await;
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -119,4 +175,75 @@ proptest! {
             subject.end().await;
         });
     }
+}
+
+/// What an earlier build left: an index without listings, and a checkpoint that says so.
+async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
+    let mut checkpoint = Checkpoint::read(runtime, dir).await.unwrap().unwrap();
+    let index = LsmIndex::open(&dir.join(INDEX_DIR), options).unwrap();
+    for kind in [b'l', b'b'] {
+        let mut keys = Vec::new();
+        let take = &mut |key: &[u8], _: &_| {
+            keys.push(key.to_vec());
+            std::ops::ControlFlow::Continue(())
+        };
+        index.scan(Family::Points, &[kind], &[kind + 1], Sequence::LATEST, take).unwrap();
+        assert!(keys.len() > 100, "there is something to take away: {}", keys.len());
+        let at = Sequence::new(checkpoint.synced, 60_000);
+        keys.iter().for_each(|key| index.remove(Family::Points, key, at));
+    }
+    index.seal(Family::Points);
+    index.flush(Sequence::new(checkpoint.synced + 1, 0)).await.unwrap();
+    checkpoint.is_listed = false;
+    checkpoint.write(runtime, dir).await.unwrap();
+}
+
+#[test]
+fn what_an_earlier_build_made_is_listed_once_it_was_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    on_real(async |runtime| {
+        // The last entries are in the journal only.
+        let options = options(4_000);
+        let open = async || {
+            let tasks = TaskSet::new(&runtime);
+            let store = EmbeddedStore::open(&runtime, &tasks, dir.path(), options.clone()).await.unwrap();
+            (Arc::new(store), tasks)
+        };
+        let (store, tasks) = open().await;
+        let (mut all, mut blue, mut cancelled) = (Vec::new(), Vec::new(), Vec::new());
+        for number in 0..300_u64 {
+            let mut insert = an_insert(number.into());
+            let schedule = Arc::make_mut(&mut insert.schedule);
+            if !number.is_multiple_of(2) {
+                schedule.spec.labels.clear();
+            }
+            let (tenant, id, incarnation) = (schedule.tenant, schedule.id.clone(), schedule.incarnation);
+            store.insert(vec![insert]).await.unwrap();
+            all.push(incarnation);
+            blue.extend(number.is_multiple_of(2).then_some(incarnation));
+            if number.is_multiple_of(5) {
+                store.mark(vec![Mark { tenant, id }]).await.unwrap();
+                cancelled.push(incarnation);
+            }
+        }
+        store.close().await;
+        drop(store);
+        tasks.join().await;
+        make_unlisted(&runtime, dir.path(), &options).await;
+        for _ in 0..2 {
+            let (store, tasks) = open().await;
+            let listed = async |by| {
+                let listing = Listing { tenant: domain::TenantId(7), by, after: None, limit: 1_000 };
+                let page = listing::page(&*store, &listing).await.unwrap();
+                page.schedules.iter().map(|schedule| schedule.incarnation).collect::<Vec<_>>()
+            };
+            assert_eq!(listed(By::All).await, all);
+            assert_eq!(listed(By::Label { name: "team", value: "blue" }).await, blue);
+            assert_eq!(listed(By::Status(domain::Status::Cancelled)).await, cancelled);
+            store.close().await;
+            tasks.join().await;
+        }
+        let checkpoint = Checkpoint::read(&runtime, dir.path()).await.unwrap().unwrap();
+        assert!(checkpoint.is_listed, "it is done once");
+    });
 }

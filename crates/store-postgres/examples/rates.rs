@@ -212,7 +212,7 @@ fn schedule_at(runtime: &Runtime, ahead: Duration) -> Insert {
     let target = Target::Http(HttpTarget {
         url: "http://receiver.internal:8080/hooks/orders".to_owned(),
         method: "POST".to_owned(),
-        headers: vec![("x-trace".to_owned(), "0123456789abcdef".to_owned())],
+        headers: vec![("x-trace".to_owned(), "0123456789abcdef".into())],
         timeout: Duration::from_secs(10),
     });
     let key = target.key();

@@ -12,8 +12,8 @@ use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Spec, Target,
-    TargetKey, TenantId, Timestamp, When,
+    Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Secret, Spec,
+    Target, TargetKey, TenantId, Timestamp, When,
 };
 use store::{ApiKey, HandedOver, SigningSecret, StoreError, Tenant};
 
@@ -25,6 +25,10 @@ use wire::{Malformed, Put as _, Take};
 
 /// Of every form.
 const VERSION: u8 = 1;
+/// A target over HTTP none of whose headers is sealed: the form of builds that did not seal.
+const PLAIN_HTTP: u8 = 0;
+/// One with sealed headers: each value says whether it is.
+const HTTP: u8 = 1;
 const ATTEMPT_LEN_MIN: usize = 2 + 8 + 12 + 1;
 const KEY_LEN_MIN: usize = 4 + 32 + 1;
 const HANDED_OVER_LEN: usize = 8 + 8 + 30 + 6 + 8;
@@ -98,25 +102,47 @@ fn take_when(take: &mut Take<'_>) -> Result<When, Malformed> {
 
 fn put_target(out: &mut Vec<u8>, target: &Target) {
     let Target::Http(http) = target;
-    out.u8(0);
+    let is_plain = http.headers.iter().all(|(_, value)| !value.is_sealed());
+    out.u8(if is_plain { PLAIN_HTTP } else { HTTP });
     out.text(&http.url);
     out.text(&http.method);
     out.count(http.headers.len());
     for (name, value) in &http.headers {
         out.text(name);
-        out.text(value);
+        match value {
+            Secret::Plain(bytes) if is_plain => out.blob(bytes),
+            Secret::Plain(bytes) => {
+                out.u8(0);
+                out.blob(bytes);
+            }
+            Secret::Sealed(bytes) => {
+                out.u8(1);
+                out.blob(bytes);
+            }
+        }
     }
     out.duration(http.timeout);
 }
 
 fn take_target(take: &mut Take<'_>) -> Result<Target, Malformed> {
-    take.version(0)?;
+    let is_plain = match take.u8()? {
+        PLAIN_HTTP => true,
+        HTTP => false,
+        _ => return Err(take.malformed()),
+    };
     let url = take.text()?.to_owned();
     let method = take.text()?.to_owned();
     let count = take.count(8)?;
     let mut headers = Vec::with_capacity(count);
     for _ in 0..count {
-        headers.push((take.text()?.to_owned(), take.text()?.to_owned()));
+        let name = take.text()?.to_owned();
+        let is_sealed = match if is_plain { 0 } else { take.u8()? } {
+            0 => false,
+            1 => true,
+            _ => return Err(take.malformed()),
+        };
+        let value = Bytes::copy_from_slice(take.blob()?);
+        headers.push((name, if is_sealed { Secret::Sealed(value) } else { Secret::Plain(value) }));
     }
     Ok(Target::Http(HttpTarget { url, method, headers, timeout: take.duration()? }))
 }
@@ -212,7 +238,7 @@ fn take_first_tenant(id: TenantId, stored: &[u8]) -> Result<Tenant, Malformed> {
     for _ in 0..count {
         generations.push(take.u16()?);
     }
-    let signing_secrets = vec![SigningSecret::first(take.blob()?.to_vec(), Timestamp::MIN)];
+    let secret = SigningSecret::first(take.blob()?.to_vec(), Timestamp::MIN);
     let count = take.count(KEY_LEN_MIN)?;
     let mut keys = Vec::with_capacity(count);
     for _ in 0..count {
@@ -222,7 +248,7 @@ fn take_first_tenant(id: TenantId, stored: &[u8]) -> Result<Tenant, Malformed> {
         keys.push(ApiKey::admin(&id, secret_sha256, Timestamp::MIN));
     }
     take.end()?;
-    Ok(Tenant { id, name, version: 0, generations, signing_secrets, keys })
+    Ok(Tenant { version: 0, generations, keys, ..Tenant::new(id, &name, 0, secret) })
 }
 
 pub(crate) fn put_handed_over(attempts: &[HandedOver]) -> Vec<u8> {

@@ -4,12 +4,12 @@
 //! statement; if something of it is there already, the lane takes the new rows one by one, and the caller decides about
 //! the rest under locks ([`Inner::insert_with_care`]).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, PollerId, Timestamp};
+use domain::{DueKey, PollerId, TenantId, Timestamp};
 use futures_util::FutureExt as _;
 use futures_util::future::try_join_all;
 use postgres_client::tokio_postgres::types::ToSql;
@@ -24,7 +24,7 @@ use crate::error::store_error;
 use crate::gather::Work as _;
 use crate::read::positions_on;
 use crate::rows::{Head, ScheduleColumns, is_made, uuid};
-use crate::{due, gather};
+use crate::{due, gather, write};
 
 /// How often a batch is tried that meets another, or finds that a partition is gone.
 const TRIES: usize = 5;
@@ -33,26 +33,38 @@ const TRIES: usize = 5;
 const CREATE: &str = "with
     near as (
         insert into reveille.due_near (poller, position, incarnation, nominal, version, try, shard, written_by)
-        select *, pg_current_xact_id() from unnest($11::bigint[], $12::bigint[], $13::uuid[], $14::bigint[],
-            $15::bigint[], $16::bigint[], $17::smallint[])
+        select *, pg_current_xact_id() from unnest($12::bigint[], $13::bigint[], $14::uuid[], $15::bigint[],
+            $16::bigint[], $17::bigint[], $18::smallint[])
         on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by
     ),
     far as (
         insert into reveille.due_far (poller, position, incarnation, nominal, version, try, shard, written_by)
-        select *, pg_current_xact_id() from unnest($18::bigint[], $19::bigint[], $20::uuid[], $21::bigint[],
-            $22::bigint[], $23::bigint[], $24::smallint[])
+        select *, pg_current_xact_id() from unnest($19::bigint[], $20::bigint[], $21::uuid[], $22::bigint[],
+            $23::bigint[], $24::bigint[], $25::smallint[])
         on conflict (poller, position, incarnation, nominal, version, try) do update set written_by = excluded.written_by
+    ),
+    counted as (
+        insert into reveille.active as a (tenant, slot, schedules)
+        select tenant, (pg_backend_pid() % 64)::smallint, count(*) from unnest($2::bigint[]) as n (tenant)
+        group by tenant order by tenant
+        on conflict (tenant, slot) do update set schedules = a.schedules + excluded.schedules
     )
     insert into reveille.schedule
-        (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec)
-    select true, * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::smallint[],
-        $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[])";
+        (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
+    select true, i.incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec,
+        labels::bigint[]
+    from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::smallint[],
+            $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[], $11::text[])
+        as i (incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)";
 
 /// Those that are new, and which they are.
 const CREATE_NEW: &str = "insert into reveille.schedule
-        (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec)
-    select true, * from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::smallint[],
-        $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[])
+        (is_current, incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
+    select true, i.incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec,
+        labels::bigint[]
+    from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::bigint[], $6::smallint[],
+            $7::bigint[], $8::bigint[], $9::bigint[], $10::bytea[], $11::text[])
+        as i (incarnation, tenant, poller, id, revision, status, created_at, updated_at, next, spec, labels)
     on conflict do nothing returning incarnation";
 
 /// Where each row is; `None` for what was not written because something of it is there already.
@@ -281,6 +293,7 @@ impl Inner {
     /// On a lane's own connection, so that a transaction may take its time.
     async fn create_new(&self, session: &Session, works: &[Work]) -> Result<Vec<Vec<bool>>, Failure> {
         let run = async |text: &str| session.within(session.client().batch_execute(text)).await;
+        let begun = self.runtime.monotonic();
         run("begin").await?;
         let creating = async {
             let (schedules, _) = self.columns_of(works).await?;
@@ -293,7 +306,13 @@ impl Inner {
                 Work::Place(placed) => placed.to_vec(),
             });
             self.write_due(session, &due::Columns::of(rows, self.runtime.now())).await?;
+            let active = active_of(works, &made);
+            if !active.is_empty() {
+                let (tenants, more) = write::count_columns(&active);
+                query(session, write::COUNT, &[&tenants, &more]).await?;
+            }
             run("commit").await?;
+            self.commit_seconds.observe(self.runtime.monotonic().since(begun).as_secs_f64());
             Ok(made)
         };
         let created: Result<_, Failure> = creating.await;
@@ -324,7 +343,19 @@ fn made_of(works: &[Work], mut new: std::collections::HashSet<Uuid>) -> Vec<Vec<
     made
 }
 
-fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 10] {
+/// How many of those that were made are active, by tenant.
+fn active_of(works: &[Work], made: &[Vec<bool>]) -> BTreeMap<TenantId, i64> {
+    let mut active = BTreeMap::new();
+    for (work, made) in works.iter().zip(made) {
+        let Work::Insert(inserts) = work else { continue };
+        for (insert, _) in inserts.iter().zip(made).filter(|(_, made)| **made) {
+            *active.entry(insert.schedule.tenant).or_default() += 1;
+        }
+    }
+    active
+}
+
+fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 11] {
     [
         &columns.incarnations,
         &columns.tenants,
@@ -336,6 +367,7 @@ fn schedule_parameters(columns: &ScheduleColumns) -> [&(dyn ToSql + Sync); 10] {
         &columns.updated,
         &columns.nexts,
         &columns.specs,
+        &columns.labels,
     ]
 }
 

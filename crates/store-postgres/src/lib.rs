@@ -24,6 +24,7 @@ mod error;
 mod gather;
 mod history;
 mod inbox;
+mod listing;
 mod marks;
 mod options;
 mod ownership;

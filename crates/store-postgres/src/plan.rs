@@ -9,8 +9,8 @@ use std::sync::Arc;
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, ShardId, Status, TenantId,
-    Term,
+    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen, ShardId,
+    Status, TenantId, Term,
 };
 use store::{Change, Insert, Inserted, OwnerWrite, Placed, Positions, WriteRefusal, Written};
 
@@ -34,7 +34,10 @@ impl Needs {
         for OwnerWrite { poller, change, .. } in writes {
             needs.shards.insert(poller.shard());
             match change {
-                Change::Put(insert) => needs.of_insert(insert),
+                Change::Put(insert) | Change::PutIf { insert, .. } => needs.of_insert(insert),
+                Change::CancelIf(edition) => {
+                    needs.incarnations.insert(edition.incarnation);
+                }
                 Change::Cancel(incarnation) | Change::Advance { incarnation, .. } | Change::End { incarnation, .. } => {
                     needs.incarnations.insert(*incarnation);
                 }
@@ -98,6 +101,17 @@ pub(crate) struct Changes {
     pub(crate) runs: BTreeMap<Occurrence, Run>,
     pub(crate) redriven: BTreeSet<Occurrence>,
     pub(crate) positions: BTreeMap<PollerId, Positions>,
+    /// How many more, or fewer, of each tenant's schedules are active.
+    pub(crate) active: BTreeMap<TenantId, i64>,
+}
+
+impl Changes {
+    fn status(&mut self, tenant: TenantId, before: Option<Status>, after: Status) {
+        let (before, after) = (before == Some(Status::Active), after == Status::Active);
+        if before != after {
+            *self.active.entry(tenant).or_default() += if after { 1 } else { -1 };
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -129,7 +143,9 @@ impl Plan {
         }
         match change {
             Change::Put(insert) => return self.put(poller, insert),
+            Change::PutIf { insert, seen } => return self.put_if(poller, insert, seen),
             Change::Cancel(incarnation) => self.cancel(poller, incarnation)?,
+            Change::CancelIf(edition) => self.cancel_if(poller, edition)?,
             Change::Run { run, then, ends } => self.book(poller, run, then, ends)?,
             Change::Advance { incarnation, revision, due } => self.advance(poller, incarnation, revision, due)?,
             Change::End { incarnation, revision } => {
@@ -174,6 +190,7 @@ impl Plan {
         self.heads.insert(incarnation, Head::new(schedule));
         self.names.insert((schedule.tenant, schedule.id.clone()), incarnation);
         self.changes.schedules.insert(incarnation, ScheduleChange::New(schedule.clone()));
+        self.changes.status(schedule.tenant, None, schedule.status);
     }
 
     fn put(&mut self, poller: PollerId, insert: Insert) -> Result<Written, WriteRefusal> {
@@ -195,6 +212,13 @@ impl Plan {
         Ok(Written::Put { schedule: planned, position: due.position, before })
     }
 
+    fn put_if(&mut self, poller: PollerId, insert: Insert, seen: Option<Seen>) -> Result<Written, WriteRefusal> {
+        match self.holder(&insert.schedule).map(Head::seen) == seen {
+            true => self.put(poller, insert),
+            false => Err(WriteRefusal::Changed),
+        }
+    }
+
     fn replace(&mut self, asked: &Schedule, live: &Head) -> Arc<Schedule> {
         let mut planned = asked.clone();
         planned.incarnation = live.incarnation;
@@ -206,6 +230,7 @@ impl Plan {
             self.changes.asked.insert(asked.incarnation);
         }
         self.heads.insert(live.incarnation, Head::new(&planned));
+        self.changes.status(live.tenant, Some(live.status), planned.status);
         let change = self.changes.schedules.entry(live.incarnation).or_insert(ScheduleChange::Head);
         *change = match change {
             ScheduleChange::New(_) => ScheduleChange::New(planned.clone()),
@@ -218,11 +243,17 @@ impl Plan {
         if self.owned(poller, incarnation)?.status == Status::Cancelled {
             return Err(WriteRefusal::NotFound);
         }
-        let head = self.change(incarnation);
-        head.status = Status::Cancelled;
-        head.revision.0 += 1;
-        head.next = None;
+        self.become_over(incarnation, Status::Cancelled).revision.0 += 1;
         Ok(())
+    }
+
+    fn cancel_if(&mut self, poller: PollerId, edition: Edition) -> Result<(), WriteRefusal> {
+        match self.heads.get(&edition.incarnation) {
+            Some(head) if head.revision == edition.revision && head.status != Status::Cancelled => {
+                self.cancel(poller, edition.incarnation)
+            }
+            Some(_) | None => Err(WriteRefusal::Changed),
+        }
     }
 
     fn book(&mut self, poller: PollerId, run: Run, then: Option<DueKey>, ends: bool) -> Result<(), WriteRefusal> {
@@ -278,10 +309,18 @@ impl Plan {
 
     fn end(&mut self, incarnation: Incarnation, revision: Revision) {
         if self.heads.get(&incarnation).is_some_and(|head| head.is_live_at(revision)) {
-            let head = self.change(incarnation);
-            head.status = Status::Ended;
-            head.next = None;
+            self.become_over(incarnation, Status::Ended);
         }
+    }
+
+    fn become_over(&mut self, incarnation: Incarnation, status: Status) -> &mut Head {
+        let head = self.head(incarnation);
+        let (tenant, before) = (head.tenant, head.status);
+        self.changes.status(tenant, Some(before), status);
+        let head = self.change(incarnation);
+        head.status = status;
+        head.next = None;
+        head
     }
 
     /// The schedule, which belongs to the writer's poller.

@@ -39,6 +39,8 @@ const RUNS: &str = "select tenant, incarnation, nominal, version, state, value f
 const DEAD_LETTERS: &str = "select tenant, incarnation, nominal, version, state, value from reveille.run
     where tenant = $1 and state = 2 and not is_redriven and (incarnation, nominal, version) > ($2, $3, $4)
     order by incarnation, nominal, version limit $5";
+const ACTIVE: &str =
+    "select tenant, sum(schedules)::bigint from reveille.active where tenant = any($1::bigint[]) group by tenant";
 const TENANTS: &str = "select tenant, value from reveille.tenant order by tenant";
 const PUT_TENANT: &str = "with put as (
         insert into reveille.tenant as t (tenant, version, value) values ($1, $2, $3)
@@ -154,6 +156,16 @@ impl Inner {
         let parameters = &[&tenant as _, &of as _, &nominal as _, &version as _, &limit_number(limit) as _];
         let rows = self.readers.query(DEAD_LETTERS, parameters).await.map_err(store_error)?;
         rows.iter().map(run_of).collect()
+    }
+
+    pub(crate) async fn active(&self, tenants: &[TenantId]) -> Result<Vec<u64>, StoreError> {
+        let numbers: Vec<i64> = tenants.iter().map(|tenant| i64::from(tenant.0)).collect();
+        let rows = self.readers.query(ACTIVE, &[&numbers]).await.map_err(store_error)?;
+        let counts: HashMap<i64, i64> = rows.iter().map(|row| (row.get(0), row.get(1))).collect();
+        Ok(numbers
+            .iter()
+            .map(|tenant| counts.get(tenant).map_or(0, |count| u64::try_from(*count).unwrap_or(0)))
+            .collect())
     }
 
     pub(crate) async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {

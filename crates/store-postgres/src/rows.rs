@@ -5,13 +5,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Status, TargetKey, TenantId, Timestamp,
+    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, Status, TargetKey,
+    TenantId, Timestamp,
 };
 use postgres_client::tokio_postgres::Row;
 use store::StoreError;
 use uuid::Uuid;
 
 use crate::codec;
+use crate::listing::labels_column;
 
 pub(crate) fn uuid(incarnation: Incarnation) -> Uuid {
     Uuid::from_u128(incarnation.0)
@@ -127,6 +129,7 @@ pub(crate) struct ScheduleColumns {
     pub(crate) updated: Vec<i64>,
     pub(crate) nexts: Vec<Option<i64>>,
     pub(crate) specs: Vec<Vec<u8>>,
+    pub(crate) labels: Vec<Option<String>>,
 }
 
 impl ScheduleColumns {
@@ -142,6 +145,7 @@ impl ScheduleColumns {
         self.updated.push(schedule.updated_at.as_millis());
         self.nexts.push(head.next.map(Timestamp::as_millis));
         self.specs.push(codec::put_spec(&schedule.spec));
+        self.labels.push(labels_column(&schedule.spec));
     }
 }
 
@@ -198,6 +202,10 @@ impl Head {
             created_at: schedule.created_at,
             next: schedule.next,
         }
+    }
+
+    pub(crate) fn seen(&self) -> Seen {
+        Seen { edition: Edition { incarnation: self.incarnation, revision: self.revision }, next: self.next }
     }
 
     pub(crate) fn is_live_at(&self, revision: Revision) -> bool {

@@ -9,21 +9,27 @@ use store::tenant::SecretBytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::OpenError;
+use crate::listing;
 use crate::options::Options;
 
 /// In order; the first makes version 1. One that has been released never changes.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 5] = [
     include_str!("../migrations/0001-first.sql"),
     include_str!("../migrations/0002-history.sql"),
     include_str!("../migrations/0003-tenants.sql"),
+    include_str!("../migrations/0004-active.sql"),
+    include_str!("../migrations/0005-listing.sql"),
 ];
 
 /// After every migration, as the role may come later than the schema.
 const ROLES: &str = include_str!("../migrations/roles.sql");
 
 /// The version of the schema that this build reads and writes.
-pub const SCHEMA_VERSION: i32 = 3;
-const _: () = assert!(MIGRATIONS.len() == 3, "SCHEMA_VERSION counts the migrations");
+pub const SCHEMA_VERSION: i32 = 5;
+const _: () = assert!(MIGRATIONS.len() == 5, "SCHEMA_VERSION counts the migrations");
+
+/// The first version whose schedules have the hashes of their labels beside their specs.
+const LABELLED_FROM: i32 = 5;
 
 /// Keeps two migrations apart; any number will do, as long as it stays.
 const LOCK: i64 = 0x5265_7665_696c_6c65;
@@ -70,6 +76,9 @@ async fn migrate_on(link: &Link, server: &Server) -> Result<Migrated, OpenError>
     let done = usize::try_from(from.unwrap_or(0)).unwrap_or(0);
     for migration in &MIGRATIONS[done..] {
         run(migration).await?;
+    }
+    if from.is_some_and(|from| from < LABELLED_FROM) {
+        listing::label_all(&session).await?;
     }
     if from.is_none() {
         let insert = "insert into reveille.meta (version) values ($1)";
@@ -139,6 +148,6 @@ mod tests {
     #[test]
     fn a_migration_that_databases_were_made_by_never_changes() {
         let digests: Vec<u32> = MIGRATIONS.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
-        assert_eq!(digests, [4_224_502_875, 4_031_461_419, 3_603_038_693]);
+        assert_eq!(digests, [4_224_502_875, 4_031_461_419, 3_603_038_693, 1_248_121_497, 2_406_174_216]);
     }
 }

@@ -3,7 +3,7 @@
 //! Locks are taken in one order (shards, then schedules by incarnation), so that two transactions do not wait for each
 //! other. A batch is not a transaction to its caller: long ones are cut into several.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use domain::{Incarnation, Occurrence, ScheduleId, ShardId, TenantId, Term, Timestamp};
@@ -47,16 +47,17 @@ const ASKED: &str = "select incarnation from reveille.asked where incarnation = 
 
 const FREE_NAMES: &str = "update reveille.schedule set is_current = false where incarnation = any($1::uuid[])";
 const INSERT_SCHEDULES: &str = "insert into reveille.schedule
-    (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec, ended_at)
-    select *, case when i.status <> 0 then $12::bigint end
+    (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec, labels, ended_at)
+    select i.incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec,
+        labels::bigint[], case when i.status <> 0 then $13::bigint end
     from unnest($1::uuid[], $2::bigint[], $3::bigint[], $4::text[], $5::boolean[], $6::bigint[], $7::smallint[],
-            $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[])
-        as i (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec)";
+            $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::text[])
+        as i (incarnation, tenant, poller, id, is_current, revision, status, created_at, updated_at, next, spec, labels)";
 const REPLACE_SCHEDULES: &str = "update reveille.schedule s
     set revision = i.revision, status = i.status, updated_at = i.updated_at, next = i.next, spec = i.spec,
-        ended_at = case when i.status <> 0 then $7::bigint end
-    from unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::bigint[], $5::bigint[], $6::bytea[])
-        as i (incarnation, revision, status, updated_at, next, spec)
+        labels = i.labels::bigint[], ended_at = case when i.status <> 0 then $8::bigint end
+    from unnest($1::uuid[], $2::bigint[], $3::smallint[], $4::bigint[], $5::bigint[], $6::bytea[], $7::text[])
+        as i (incarnation, revision, status, updated_at, next, spec, labels)
     where s.incarnation = i.incarnation";
 const CHANGE_SCHEDULES: &str = "update reveille.schedule s
     set revision = i.revision, status = i.status, next = i.next,
@@ -75,6 +76,17 @@ const WRITE_POSITIONS: &str = "insert into reveille.position as p (poller, close
     select * from unnest($1::bigint[], $2::bigint[], $3::bigint[])
     on conflict (poller) do update
     set closed = greatest(p.closed, excluded.closed), done = greatest(p.done, excluded.done)";
+
+/// By tenant in rising order, so that two that share a slot do not wait for each other.
+pub(crate) const COUNT: &str = "insert into reveille.active as a (tenant, slot, schedules)
+    select c.tenant, (pg_backend_pid() % 64)::smallint, c.more
+    from unnest($1::bigint[], $2::bigint[]) as c (tenant, more)
+    on conflict (tenant, slot) do update set schedules = a.schedules + excluded.schedules";
+
+/// The parameters of [`COUNT`].
+pub(crate) fn count_columns(active: &BTreeMap<TenantId, i64>) -> (Vec<i64>, Vec<i64>) {
+    active.iter().filter(|(_, more)| **more != 0).map(|(tenant, more)| (i64::from(tenant.0), *more)).unzip()
+}
 
 fn lock_schedules() -> &'static str {
     static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
@@ -179,7 +191,7 @@ impl gather::Work for Writes {
 
 fn payload_of(write: &OwnerWrite) -> usize {
     match &write.change {
-        Change::Put(insert) => insert.schedule.spec.payload.len(),
+        Change::Put(insert) | Change::PutIf { insert, .. } => insert.schedule.spec.payload.len(),
         _ => 0,
     }
 }
@@ -288,6 +300,7 @@ impl Inner {
 
     async fn try_transact(&self, held: &Held<'_>, batch: &Batch<'_>) -> Result<Answers, Stop> {
         let session = held.session();
+        let begun = self.runtime.monotonic();
         let mut plan = read(session, batch.needs()).await?;
         let answers = batch.decide(&mut plan);
         let now = self.runtime.now();
@@ -298,6 +311,7 @@ impl Inner {
             self.make_partitions(&missing).await?;
         }
         write(session, plan, &due, batch.is_of_creators(), now).await?;
+        self.commit_seconds.observe(self.runtime.monotonic().since(begun).as_secs_f64());
         Ok(answers)
     }
 
@@ -434,7 +448,7 @@ async fn write(
 ) -> Result<(), Failure> {
     let Plan { heads, changes, .. } = plan;
     let now = now.as_millis();
-    let Changes { schedules, freed, asked, runs, redriven, positions, due: _ } = changes;
+    let Changes { schedules, freed, asked, runs, redriven, positions, active, due: _ } = changes;
     let freed: Vec<Uuid> =
         freed.into_iter().filter(|id| !matches!(schedules.get(id), Some(ScheduleChange::New(_)))).map(uuid).collect();
     let asked: Vec<Uuid> = asked.into_iter().map(uuid).collect();
@@ -458,7 +472,9 @@ async fn write(
     let closed: Vec<i64> = positions.values().map(|positions| positions.closed.as_millis()).collect();
     let done: Vec<i64> = positions.values().map(|positions| positions.done.as_millis()).collect();
 
-    let new_parameters: [&(dyn ToSql + Sync); 12] = [
+    let (counted_tenants, counts) = count_columns(&active);
+
+    let new_parameters: [&(dyn ToSql + Sync); 13] = [
         &new.incarnations,
         &new.tenants,
         &new.pollers,
@@ -470,15 +486,17 @@ async fn write(
         &new.updated,
         &new.nexts,
         &new.specs,
+        &new.labels,
         &now,
     ];
-    let replaced_parameters: [&(dyn ToSql + Sync); 7] = [
+    let replaced_parameters: [&(dyn ToSql + Sync); 8] = [
         &replaced.incarnations,
         &replaced.revisions,
         &replaced.statuses,
         &replaced.updated,
         &replaced.nexts,
         &replaced.specs,
+        &replaced.labels,
         &now,
     ];
     let changed_parameters: [&(dyn ToSql + Sync); 5] =
@@ -490,6 +508,7 @@ async fn write(
     let (freed_parameters, asked_parameters): ([&(dyn ToSql + Sync); 1], [&(dyn ToSql + Sync); 1]) =
         ([&freed], [&asked]);
     let position_parameters: [&(dyn ToSql + Sync); 3] = [&pollers, &closed, &done];
+    let count_parameters: [&(dyn ToSql + Sync); 2] = [&counted_tenants, &counts];
     let (near, far) = (due.near.parameters(), due.far.parameters());
     let [insert_near, insert_far] = due::statements(is_of_creators);
 
@@ -505,6 +524,8 @@ async fn write(
     sending.statement(WRITE_RUNS, !run_values.is_empty(), &run_parameters).await?;
     sending.statement(REDRIVE_RUNS, !redriven.incarnations.is_empty(), &redriven_parameters).await?;
     sending.statement(WRITE_POSITIONS, !pollers.is_empty(), &position_parameters).await?;
+    // Last, as it may wait for another who counts in the same slot.
+    sending.statement(COUNT, !counts.is_empty(), &count_parameters).await?;
     let mut sent = sending.sent;
     sent.push(session.within(session.client().batch_execute("commit")).boxed());
     // After a statement that fails the rest does nothing, and the commit rolls back: so all must have succeeded.

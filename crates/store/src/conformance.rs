@@ -21,6 +21,7 @@ mod creating;
 pub mod differential;
 mod durable;
 mod gaps;
+mod listing;
 mod ownership;
 mod reading;
 mod scene;
@@ -135,6 +136,11 @@ suite! { $
         a_put_revives_what_has_ended
         a_put_over_a_cancelled_id_makes_a_new_incarnation
         a_put_behind_closed_says_where_its_row_is
+        a_put_if_nothing_is_there_makes_an_id_only_once
+        a_put_if_nothing_has_changed_replaces_what_was_seen
+        of_puts_at_once_that_saw_the_same_one_takes_effect
+        a_put_and_a_cancel_at_once_agree_on_what_was_there
+        a_cancel_of_an_edition_spares_every_other
         a_cancel_takes_effect_once
         a_retry_is_due_when_its_run_is_booked
         an_occurrence_has_one_final_outcome
@@ -157,6 +163,14 @@ suite! { $
         runs_are_read_in_pages
         dead_letters_are_read_in_pages
         only_a_failed_run_is_a_dead_letter
+    }
+    listing {
+        schedules_are_listed_in_the_order_of_their_making
+        schedules_are_listed_by_their_state
+        schedules_are_listed_by_a_label
+        schedules_are_listed_by_what_is_due
+        an_id_that_is_taken_again_is_listed_once
+        a_listing_misses_and_doubles_nothing_while_others_come_and_go
     }
     durable {
         everything_is_there_after_a_reopen

@@ -34,6 +34,9 @@ pub enum WriteRefusal {
     /// There is no such schedule or run, or it is not in a state that allows this.
     #[error("there is nothing there to change")]
     NotFound,
+    /// The id is not, or no longer, as the change wants to find it.
+    #[error("the schedule has changed")]
+    Changed,
     /// The occurrence has its final outcome already.
     #[error("the occurrence has its outcome")]
     Resolved,

@@ -14,7 +14,7 @@
 //! outcome; no creator leaves a due row at or before `closed` unless the owner is sure to read it. Who does what, in
 //! which order, is told in `scheduler` (`creator`, `owner`); an engine keeps the two numbers and linearizable reads.
 //!
-//! What may be seen half-done: in [`Change::Advance`] the schedule's `next` comes before its row; in `insert` and in [`Change::Put`] the due row can be there before its schedule; in
+//! What may be seen half-done: in [`Change::Advance`] the schedule's `next` comes before its row; in `insert` and in [`Change::Put`] or [`Change::PutIf`] the due row can be there before its schedule; in
 //! [`Change::Run`] come `then`, the run, the end of the schedule, in this order; in [`Change::Redrive`] the due row
 //! comes before the dead letter is gone. Each of these steps is whole. A call that fails or is dropped half-way leaves
 //! the steps made so far: so a due row may have no schedule, or name a revision that a later [`Change::Put`] gives to
@@ -24,6 +24,9 @@
 //! Always true here: what a call answered `Ok` is durable, and every later read sees it.
 
 mod error;
+pub mod listing;
+pub mod seal;
+mod sealed;
 pub mod tenant;
 
 #[cfg(feature = "conformance")]
@@ -34,12 +37,14 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, ShardId, Status, TenantId, Term,
-    Timestamp,
+    DueKey, Edition, Incarnation, LabelKey, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, ShardId,
+    Status, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
 
 pub use error::{StoreError, WriteRefusal};
+pub use seal::{KeyId, Seal, SealKey};
+pub use sealed::SealedStore;
 pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
@@ -73,6 +78,9 @@ pub trait Store: Send + Sync + 'static {
     /// As [`Store::get`], by incarnation: what the owner fires from. Also those whose id another has taken since.
     fn load(&self, incarnations: Vec<Incarnation>) -> Answer<'_, Vec<Option<Arc<Schedule>>>>;
 
+    /// A page of what a tenant's schedules are listed by; [`listing`] makes schedules of it.
+    fn list(&self, read: ListRead) -> Answer<'_, ListPage>;
+
     /// The runs' records; `None` for an occurrence that has none yet.
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>>;
 
@@ -81,6 +89,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// A tenant's dead letters (failed and not redriven), in the order of [`Occurrence`], from the first after `after`.
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>>;
+
+    /// How many schedules of each of these tenants are active now.
+    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>>;
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>>;
 
@@ -225,6 +236,34 @@ pub struct DuePage {
     pub next: Option<Timestamp>,
 }
 
+/// The schedules of `tenant` after `after`, in the order of their incarnations: that of their making, by their makers' clocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ListRead {
+    pub tenant: TenantId,
+    pub by: ListBy,
+    pub after: Option<Incarnation>,
+    pub limit: usize,
+}
+
+/// What every engine can list schedules by, from one place to the next, without reading those of others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ListBy {
+    All,
+    Status(Status),
+    Label(LabelKey),
+}
+
+/// Every schedule that has its id, is as was asked for, and was so before the call is told, up to `next`; others may be
+/// among them: what was so before, what another has taken the id of, what a hash cannot tell apart. So whoever reads
+/// looks at the schedules themselves.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ListPage {
+    /// `limit` at most; an engine that has looked at many rows may stop before, even without any.
+    pub incarnations: Vec<Incarnation>,
+    /// Where the next page begins: after this, which may be no schedule of the page. `None`: there are no more.
+    pub next: Option<Incarnation>,
+}
+
 /// One change by the owner of `poller`'s shard.
 #[derive(Clone, Debug)]
 pub struct OwnerWrite {
@@ -242,9 +281,16 @@ pub enum Change {
     /// Refused [`WriteRefusal::NotFound`] if the id's schedule is cancelled and a put or insert of this very incarnation
     /// took effect before (for a put over a live schedule, too): one that is tried again does not undo a cancel.
     Put(Insert),
+    /// As [`Change::Put`], but only if the schedule that has the id is, in the step that gives or changes it, as it was
+    /// `seen`; for `None`, only if no schedule has the id, not even a cancelled one. Else refused
+    /// [`WriteRefusal::Changed`].
+    PutIf { insert: Insert, seen: Option<Seen> },
     /// Makes an active or ended schedule [`Status::Cancelled`], under the next revision and without `next`. Refused
     /// [`WriteRefusal::NotFound`] if there is none of this incarnation, or it is cancelled.
     Cancel(Incarnation),
+    /// As [`Change::Cancel`], but only if the schedule is, in the same step, of this edition. Else, and if there is none,
+    /// or it is cancelled, refused [`WriteRefusal::Changed`].
+    CancelIf(Edition),
     /// An outcome. `then` (a retry, the one due row that an outcome makes) is durable before `run` is.
     /// If `ends` and the schedule still has the run's revision, it is ended as by [`Change::End`]. Refused
     /// [`WriteRefusal::Resolved`], whole, if the occurrence has a final record.

@@ -27,8 +27,8 @@ use runtime::Runtime;
 use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage,
+    ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 
 /// How a [`MemoryStore`] behaves within what the port allows.
@@ -237,6 +237,10 @@ impl Store for MemoryStore {
         Box::pin(self.read(incarnations, Model::schedule))
     }
 
+    fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
+        Box::pin(self.change(Access::Read, move |model| model.list(&read)))
+    }
+
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
         Box::pin(self.read(occurrences, |model, occurrence| model.run(&occurrence).cloned()))
     }
@@ -247,6 +251,10 @@ impl Store for MemoryStore {
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         Box::pin(self.change(Access::Read, move |model| model.dead_letters(tenant, after, limit)))
+    }
+
+    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
+        Box::pin(self.read(tenants, Model::active))
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

@@ -1,7 +1,11 @@
 //! Who may use the service, as the store keeps it.
 
-use domain::{TenantId, Timestamp};
+use std::collections::BTreeMap;
+
+use domain::{Egress, Quota, Quotas, Secret, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
+
+use crate::seal::KeyId;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tenant {
@@ -16,13 +20,21 @@ pub struct Tenant {
     /// What signs its callbacks, the newest first: one, or two while one takes over from the other.
     pub signing_secrets: Vec<SigningSecret>,
     pub keys: Vec<ApiKey>,
+    /// What it may use; its admins change it.
+    pub quotas: Quotas,
+    /// How high they may set it; operators change that. No quota is above its ceiling.
+    pub ceilings: Quotas,
+    /// Where its callbacks may go.
+    pub egress: Egress,
+    /// The keys that ever sealed a secret of the store, the oldest first. Of [`Tenant::OPERATOR`] only.
+    pub store_keys: Vec<KeyId>,
 }
 
 impl Tenant {
     /// Whose keys are those of the operators. It has no schedules.
     pub const OPERATOR: TenantId = TenantId(0);
 
-    /// A tenant without keys, in its first version.
+    /// A tenant without keys and limits of its own, in its first version, that calls public addresses only.
     #[must_use]
     pub fn new(id: TenantId, name: &str, pollers: u16, secret: SigningSecret) -> Self {
         Tenant {
@@ -32,6 +44,26 @@ impl Tenant {
             generations: vec![pollers],
             signing_secrets: vec![secret],
             keys: Vec::new(),
+            quotas: Quotas::NONE,
+            ceilings: Quotas::NONE,
+            egress: Egress::default(),
+            store_keys: Vec::new(),
+        }
+    }
+
+    /// How many its quota asks for; `unlimited` is for a tenant without that quota.
+    #[must_use]
+    pub fn pollers_needed(&self, unlimited: u16) -> u16 {
+        self.quotas.get(Quota::CallbacksPerMinute).map_or(unlimited, domain::quota::pollers)
+    }
+
+    /// Sees to it that it has as many pollers as its quota asks for: if not, a new generation, for the schedules that are
+    /// made from now on. One that has more keeps them. `unlimited` as for
+    /// [`Tenant::pollers_needed`].
+    pub fn grow_pollers(&mut self, unlimited: u16) {
+        let needed = self.pollers_needed(unlimited);
+        if self.generations.last().is_some_and(|present| *present < needed) {
+            self.generations.push(needed);
         }
     }
 }
@@ -40,7 +72,7 @@ impl Tenant {
 pub struct SigningSecret {
     pub id: String,
     /// 24 to 64 bytes.
-    pub secret: SecretBytes,
+    pub secret: Secret,
     pub created_at: Timestamp,
 }
 
@@ -48,7 +80,7 @@ impl SigningSecret {
     /// The one that a tenant begins with.
     #[must_use]
     pub fn first(secret: Vec<u8>, created_at: Timestamp) -> Self {
-        SigningSecret { id: "first".to_owned(), secret: SecretBytes(secret), created_at }
+        SigningSecret { id: "first".to_owned(), secret: secret.into(), created_at }
     }
 }
 
@@ -129,6 +161,8 @@ pub fn check_put(tenant: &Tenant, entry: &Audit) {
     let is_operators = tenant.id == Tenant::OPERATOR;
     assert_eq!(tenant.generations.is_empty(), is_operators, "a tenant has pollers, and the operators have none");
     assert_eq!(tenant.version, entry.version, "a change is told with its version");
+    assert!(is_operators || tenant.store_keys.is_empty(), "the store's keys are the operators'");
+    assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "no quota is above its ceiling");
 }
 
 /// The stored form of a [`Tenant`], all but its id: JSON, whose fields are only ever added.
@@ -139,15 +173,81 @@ struct Stored {
     generations: Vec<u16>,
     signing_secrets: Vec<StoredSecret>,
     keys: Vec<StoredKey>,
+    /// By name; what has no number is not there.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    quotas: BTreeMap<String, u32>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    ceilings: BTreeMap<String, u32>,
+    /// Not there in rows of builds that knew no policies: such a tenant calls public addresses only.
+    #[serde(default, skip_serializing_if = "StoredEgress::is_default")]
+    egress: StoredEgress,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    store_keys: Vec<String>,
+}
+
+#[derive(Serialize, Deserialize, Default)]
+#[serde(default)]
+struct StoredEgress {
+    allow: Vec<String>,
+    allow_networks: Vec<String>,
+    forbid_http: bool,
+}
+
+impl StoredEgress {
+    fn of(egress: &Egress) -> Self {
+        StoredEgress {
+            allow: egress.allow.iter().map(|class| class.name().to_owned()).collect(),
+            allow_networks: egress.allow_networks.iter().map(ToString::to_string).collect(),
+            forbid_http: egress.forbid_http,
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        self.allow.is_empty() && self.allow_networks.is_empty() && !self.forbid_http
+    }
+
+    /// `None` if it names what this build does not know: what was meant must not be guessed.
+    fn take(&self) -> Option<Egress> {
+        Some(Egress {
+            allow: self.allow.iter().map(|class| class.parse().ok()).collect::<Option<_>>()?,
+            allow_networks: self.allow_networks.iter().map(|network| network.parse().ok()).collect::<Option<_>>()?,
+            forbid_http: self.forbid_http,
+        })
+    }
 }
 
 #[derive(Serialize, Deserialize)]
 struct StoredSecret {
     id: String,
-    #[serde(with = "base64_bytes")]
-    secret: Vec<u8>,
+    #[serde(flatten)]
+    secret: StoredValue,
     #[serde(with = "millis")]
     created_at: Timestamp,
+}
+
+#[derive(Serialize, Deserialize)]
+enum StoredValue {
+    /// Of builds that did not seal.
+    #[serde(rename = "secret", with = "base64_bytes")]
+    Plain(Vec<u8>),
+    #[serde(rename = "sealed", with = "base64_bytes")]
+    Sealed(Vec<u8>),
+}
+
+impl StoredValue {
+    fn of(secret: &Secret) -> Self {
+        match secret {
+            Secret::Plain(bytes) => StoredValue::Plain(bytes.to_vec()),
+            Secret::Sealed(bytes) => StoredValue::Sealed(bytes.to_vec()),
+        }
+    }
+
+    fn take(self) -> Secret {
+        match self {
+            StoredValue::Plain(bytes) => Secret::Plain(bytes.into()),
+            StoredValue::Sealed(bytes) => Secret::Sealed(bytes.into()),
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -165,8 +265,11 @@ struct StoredKey {
 /// For engines: what they keep of a tenant.
 #[must_use]
 pub fn encode(tenant: &Tenant) -> Vec<u8> {
-    let secret =
-        |it: &SigningSecret| StoredSecret { id: it.id.clone(), secret: it.secret.0.clone(), created_at: it.created_at };
+    let secret = |it: &SigningSecret| StoredSecret {
+        id: it.id.clone(),
+        secret: StoredValue::of(&it.secret),
+        created_at: it.created_at,
+    };
     let key = |it: &ApiKey| StoredKey {
         id: it.id.clone(),
         name: it.name.clone(),
@@ -181,6 +284,10 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
         generations: tenant.generations.clone(),
         signing_secrets: tenant.signing_secrets.iter().map(secret).collect(),
         keys: tenant.keys.iter().map(key).collect(),
+        quotas: numbers(&tenant.quotas),
+        ceilings: numbers(&tenant.ceilings),
+        egress: StoredEgress::of(&tenant.egress),
+        store_keys: tenant.store_keys.iter().map(ToString::to_string).collect(),
     };
     serde_json::to_vec(&stored).expect("text, numbers and lists are always JSON")
 }
@@ -199,8 +306,8 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         let expires_at = it.expires_at.map(Timestamp::from_millis);
         Ok(ApiKey { id, name, secret_sha256, role, created_at, expires_at })
     };
-    let secret =
-        |it: StoredSecret| SigningSecret { id: it.id, secret: SecretBytes(it.secret), created_at: it.created_at };
+    let store_keys = stored.store_keys.iter().map(|id| KeyId::parse(id)).collect::<Option<_>>();
+    let secret = |it: StoredSecret| SigningSecret { id: it.id, secret: it.secret.take(), created_at: it.created_at };
     Ok(Tenant {
         id,
         name: stored.name,
@@ -208,7 +315,23 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         generations: stored.generations,
         signing_secrets: stored.signing_secrets.into_iter().map(secret).collect(),
         keys: stored.keys.into_iter().map(key).collect::<Result<_, String>>()?,
+        quotas: quotas(&stored.quotas),
+        ceilings: quotas(&stored.ceilings),
+        egress: stored.egress.take().ok_or_else(|| format!("tenant {}: its egress", id.0))?,
+        store_keys: store_keys.ok_or_else(|| format!("tenant {}: its store keys", id.0))?,
     })
+}
+
+fn numbers(quotas: &Quotas) -> BTreeMap<String, u32> {
+    quotas.iter().filter_map(|(quota, number)| Some((quota.name().to_owned(), number?))).collect()
+}
+
+fn quotas(numbers: &BTreeMap<String, u32>) -> Quotas {
+    let mut quotas = Quotas::NONE;
+    for quota in Quota::ALL {
+        quotas.set(quota, numbers.get(quota.name()).copied());
+    }
+    quotas
 }
 
 /// For engines: the stored form of an audit entry, JSON as well.
@@ -254,3 +377,6 @@ mod base64_bytes {
         STANDARD.decode(text.as_bytes()).map_err(|_| D::Error::custom("not base64"))
     }
 }
+
+#[cfg(test)]
+mod tests;

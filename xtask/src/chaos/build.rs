@@ -14,7 +14,7 @@ const NO_DRAIN: &str = include_str!("mutants/no-drain.patch");
 /// # Errors
 /// If it does not build; of a mutant, if its patch does not fit the code any more.
 pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
-    let target = target()?;
+    let target = stage::target()?;
     let Some(mutant) = mutant else {
         cargo(&stage::root(), &target)?;
         return Ok(target.join("release/reveille"));
@@ -36,18 +36,6 @@ pub(super) fn build(mutant: Option<Mutant>) -> anyhow::Result<PathBuf> {
     let mutants_target = target.join("chaos/target");
     cargo(&copy, &mutants_target)?;
     Ok(mutants_target.join("release/reveille"))
-}
-
-fn target() -> anyhow::Result<PathBuf> {
-    #[derive(serde::Deserialize)]
-    struct Metadata {
-        target_directory: PathBuf,
-    }
-    let mut command = Command::new(CARGO);
-    command.args(["metadata", "--format-version", "1", "--no-deps"]).current_dir(stage::root());
-    let output = command.output().context("cannot start cargo")?;
-    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    Ok(serde_json::from_slice::<Metadata>(&output.stdout)?.target_directory)
 }
 
 fn cargo(checkout: &Path, target: &Path) -> anyhow::Result<()> {

@@ -73,7 +73,8 @@ impl Member {
         let old_bytes = usize::try_from(log.metadata()?.len())?;
         let mut command = self.home.network.command(self.name, &self.home.binary);
         command.args(["serve", "--no-receiver", "--name", self.name, "--store", &self.home.database]);
-        command.args(["--listen", &self.address().to_string(), "--lease", &LEASE_SECONDS.to_string()]);
+        command.args(["--insecure", "--listen", &self.address().to_string(), "--lease", &LEASE_SECONDS.to_string()]);
+        command.arg("--store-key").arg(self.home.folder.join(OPERATOR_DATA).join("store.key"));
         command.args(["--peer-listen", &format!("{}:{PEER_PORT}", self.ip), "--data"]);
         command.arg(self.home.folder.join(format!("data-{}", self.name)));
         command.env("NO_COLOR", "1").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
@@ -139,11 +140,17 @@ impl Member {
     }
 }
 
-/// Makes the schema and the key, and returns the key.
+/// Where the keys are that the schema was made with.
+const OPERATOR_DATA: &str = "data-operator";
+
+/// Makes the schema and the keys, and returns the tenant's.
 pub(super) fn migrate(binary: &Path, url: &str, folder: &Path) -> anyhow::Result<String> {
-    let data = folder.join("data-operator");
+    let data = folder.join(OPERATOR_DATA);
     let mut command = Command::new(binary);
-    command.args(["store", "migrate", "--store", url, "--data"]).arg(&data).env("NO_COLOR", "1");
+    command
+        .args(["store", "migrate", "--allow-egress", "private", "--store", url, "--data"])
+        .arg(&data)
+        .env("NO_COLOR", "1");
     let output = command.output().with_context(|| format!("cannot start {}", binary.display()))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "`reveille store migrate` failed: {}", said.trim());

@@ -40,7 +40,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
     Rule { name, may_use, tests_may_use, outside: None }
 }
 
-const RULES: [Rule; 18] = [
+const RULES: [Rule; 20] = [
     // Pure: no async runtime, clock, randomness or I/O in sight.
     Rule {
         name: "domain",
@@ -48,7 +48,7 @@ const RULES: [Rule; 18] = [
         tests_may_use: &[],
         outside: Some(&["bytes", "croner", "http", "jiff", "thiserror"]),
     },
-    Rule { name: "api", may_use: &[], tests_may_use: &[], outside: Some(&["jiff", "serde", "serde_json"]) },
+    Rule { name: "api", may_use: &[], tests_may_use: &[], outside: Some(&["jiff", "schemars", "serde", "serde_json"]) },
     rule("runtime", &["domain"], &["simulator"]),
     rule("journal", &["runtime"], &["simulator"]),
     rule("store", &["domain", "runtime"], &["simulator"]),
@@ -61,6 +61,10 @@ const RULES: [Rule; 18] = [
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
     rule("peers", &["domain", "runtime", "store", "coordination", "scheduler"], &[]),
     rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
+    // In other people's programs: nothing of the service but its wire types.
+    rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
+    // Likewise, and nothing of the service at all: what it reads is the standard's.
+    rule("receiver", &[], &["callback", "engines", "runtime"]),
     // The cores, the journal and the embedded engines; never the server or an outside engine.
     rule("simulator", &["domain", "runtime", "journal", "store", "store-embedded", "coordination", "scheduler"], &[]),
     rule(
@@ -68,6 +72,7 @@ const RULES: [Rule; 18] = [
         &[
             "api",
             "callback",
+            "client",
             "coordination",
             "coordination-postgres",
             "domain",
@@ -81,7 +86,7 @@ const RULES: [Rule; 18] = [
             "store-embedded",
             "store-postgres",
         ],
-        &["engines"],
+        &["engines", "receiver"],
     ),
     // Real servers, for tests.
     rule("engines", &[], &[]),

@@ -1,6 +1,6 @@
 //! The wire types as both ends use them.
 
-use api::{CancelResult, Cancelled, ScheduleRequest, ScheduleSummary, Time};
+use api::{CancelResult, Cancelled, SchedulePatch, ScheduleRequest, ScheduleSummary, Time};
 use proptest::prelude::*;
 
 #[test]
@@ -8,6 +8,17 @@ fn a_request_is_written_as_it_is_read() {
     let text = r#"{"id":"a","cron":"0 7 * * *","zone":"UTC","target":{"http":{"url":"http://h/","method":"PUT","headers":{"x":"y"},"timeout":"3s"}},"payload":{ "b" : 1e0, "a": [null] },"labels":{"k":"v"},"retry":{"attempts_max":3,"backoff":"1s","backoff_max":"1m"}}"#;
     let request: ScheduleRequest = serde_json::from_str(text).unwrap();
     assert_eq!(serde_json::to_string(&request).unwrap(), text);
+}
+
+#[test]
+fn a_headers_value_is_sent_and_is_not_in_what_a_program_logs_of_its_request() {
+    let request = ScheduleRequest::every("1h", "http://h/").header("authorization", "Bearer hunter2");
+    assert!(serde_json::to_string(&request).unwrap().contains("hunter2"));
+    let shown = format!("{request:?}");
+    assert!(shown.contains("authorization") && !shown.contains("hunter2"), "{shown}");
+    let patch = SchedulePatch::new().header("authorization", "Bearer hunter2").label("a", "b");
+    assert!(serde_json::to_string(&patch).unwrap().contains("hunter2"));
+    assert_eq!(format!("{patch:?}"), r#"{"labels", "target"}"#);
 }
 
 #[test]

@@ -34,7 +34,7 @@ fn a_trace_is_of_the_run_and_a_span_of_the_attempt() {
     };
     assert_eq!(trace_id(&run(0)), trace_id(&run(0)));
     assert_ne!(trace_id(&run(0)), trace_id(&run(1)));
-    let stamper = Stamper::new(3);
+    let stamper = Stamper::new(3, Arc::new(Seal::NONE));
     assert_ne!(stamper.span_id(), stamper.span_id());
     let text = traceparent(0x0123_4567_89ab_cdef_0011_2233_4455_6677, 0xfedc_ba98_7654_3210);
     assert_eq!(&text, b"00-0123456789abcdef0011223344556677-fedcba9876543210-01");

@@ -1,11 +1,13 @@
 //! What a target says, and what becomes of that.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use callback::Options;
-use domain::AttemptResult;
+use domain::{AttemptResult, NOT_OPENED, Target};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery};
+use store::{Seal, SealKey};
 
 use crate::support::{Listening, deliverer, delivery, sent, target};
 
@@ -31,6 +33,25 @@ async fn the_status_is_the_result_and_only_200_to_299_succeed() {
         assert_eq!(delivered.result, AttemptResult::Answered(status));
         assert_eq!(delivered.result.is_success(), succeeds);
     }
+}
+
+#[tokio::test]
+async fn a_header_whose_key_is_not_here_is_told_and_nobody_is_called() {
+    let listening = Listening::start().await;
+    let runtime = Runtime::real();
+    let mut target = target(listening.url());
+    let mut delivery = delivery(target.clone(), b"1");
+    let seal = Seal::new(vec![SealKey::generate(&runtime).0]);
+    target.headers = vec![("authorization".to_owned(), "Bearer a.b".into())];
+    let schedule = Arc::make_mut(&mut delivery.schedule);
+    schedule.spec.target = Target::Http(target);
+    seal.seal_schedule(&runtime, &mut delivery.schedule);
+    let another = Seal::new(vec![SealKey::generate(&runtime).0]);
+    let deliverer = deliverer(Options { seal: Arc::new(another), ..Options::default() });
+    let delivered = sent(&deliverer, delivery).await;
+    let AttemptResult::Unreachable(reason) = &delivered.result else { panic!("{delivered:?}") };
+    assert!(reason.starts_with(NOT_OPENED) && !reason.contains("a.b"), "{reason}");
+    assert_eq!(deliverer.connections().opened, 0);
 }
 
 #[tokio::test]

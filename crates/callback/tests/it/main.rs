@@ -4,6 +4,7 @@
 
 mod answers;
 mod connections;
+mod egress;
 mod requests;
 mod support;
 mod tls;

@@ -106,7 +106,7 @@ async fn a_users_headers_are_sent_and_replace_the_defaults() {
     let listening = Listening::start().await;
     let mut to = target(listening.url());
     let headers = [("x-team", "billing"), ("x-many", "1"), ("x-many", "2"), ("content-type", "text/plain")];
-    to.headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    to.headers = headers.map(|(name, value)| (name.to_owned(), value.into())).to_vec();
     to.method = "PUT".to_owned();
     let (_, received) = send(delivery(to, b"\"text\""), &listening).await;
     assert_eq!(received.line, "PUT /hook?of=test HTTP/1.1");
@@ -121,7 +121,7 @@ async fn a_user_cannot_forge_what_reveille_says() {
     let listening = Listening::start().await;
     let mut to = target(listening.url());
     let forged = ["webhook-id", "webhook-signature", "reveille-term", "traceparent", "host", "content-length"];
-    to.headers = forged.map(|name| (name.to_owned(), "7".to_owned())).to_vec();
+    to.headers = forged.map(|name| (name.to_owned(), "7".into())).to_vec();
     let (_, received) = send(delivery(to, b"123"), &listening).await;
     for name in forged {
         // `header` refuses a second value.
@@ -138,7 +138,7 @@ async fn a_header_that_would_become_two_is_never_sent() {
         [("x-a", "1\r\nx-b: 2"), ("x-a", "1\nx-b: 2"), ("x-a", "\0"), ("x-a: 1\r\nx-b", "2"), ("", "1")]
     {
         let mut to = target(listening.url());
-        to.headers = vec![("x-fine".to_owned(), "1".to_owned()), (name.to_owned(), value.to_owned())];
+        to.headers = vec![("x-fine".to_owned(), "1".into()), (name.to_owned(), value.into())];
         let delivered = sent(&deliverer, delivery(to, b"1")).await;
         let reason = "the target's header number 1 (from 0) cannot be sent".to_owned();
         assert_eq!(delivered.result, AttemptResult::Unreachable(reason), "{name:?}: {value:?}");

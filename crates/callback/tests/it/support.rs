@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use callback::{HttpDeliver, Options};
+use domain::egress::Class;
 use domain::retry::RetryPolicy;
 use domain::{
-    HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId,
-    Term, When,
+    Egress, HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target,
+    TenantId, Term, When,
 };
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery};
@@ -31,6 +32,11 @@ pub(crate) fn secret() -> Vec<u8> {
     (0..32).collect()
 }
 
+/// What calls the targets of these tests.
+pub(crate) fn loopback() -> Egress {
+    Egress { allow: [Class::Loopback].into(), ..Egress::default() }
+}
+
 /// Makes an attempt that has all the time it wants.
 pub(crate) async fn sent(deliverer: &HttpDeliver, delivery: Delivery) -> Delivered {
     deliverer.deliver(delivery).await.expect("the right to send it has not ended")
@@ -42,6 +48,7 @@ pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
     let incarnation = Incarnation::new(started_at, 11);
     let id = ScheduleId::new("nightly_report").unwrap();
     let tenant = TenantId(1);
+    let secret = SigningSecret::first(secret(), started_at);
     let nominal = started_at - Duration::from_millis(25);
     let retry = RetryPolicy { attempts_max: 3, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(60) };
     let schedule = Schedule {
@@ -63,7 +70,7 @@ pub(crate) fn delivery(target: HttpTarget, payload: &[u8]) -> Delivery {
         },
     };
     Delivery {
-        tenant: Arc::new(Tenant::new(tenant, "default", 1, SigningSecret::first(secret(), started_at))),
+        tenant: Arc::new(Tenant { egress: loopback(), ..Tenant::new(tenant, "default", 1, secret) }),
         schedule: Arc::new(schedule),
         occurrence: Occurrence { incarnation, nominal, revision: Revision(2), replay: 0 },
         attempt: 1,

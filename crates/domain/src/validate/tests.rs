@@ -22,7 +22,7 @@ fn target(url: &str) -> Target {
     Target::Http(HttpTarget {
         url: url.to_owned(),
         method: "POST".to_owned(),
-        headers: vec![("authorization".to_owned(), "Bearer x".to_owned())],
+        headers: vec![("authorization".to_owned(), "Bearer x".into())],
         timeout: Duration::from_secs(10),
     })
 }
@@ -46,11 +46,11 @@ fn a_spec_within_all_limits_has_no_violations() {
 #[test]
 fn every_header_that_reveille_or_the_connection_sets_is_reserved() {
     for name in ["Webhook-Id", "reveille-anything", "traceparent", "tracestate", "Host", "content-length", "te"] {
-        let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".to_owned())]);
+        let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert!(matches!(violations(&spec, &Limits::default(), NOW)[..], [Violation::HeaderReserved { .. }]), "{name}");
     }
     for name in ["authorization", "content-type", "user-agent", "x-webhook-id", "accept"] {
-        let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".to_owned())]);
+        let spec = with_http(|http| http.headers = vec![(name.to_owned(), "x".into())]);
         assert_eq!(violations(&spec, &Limits::default(), NOW), [], "{name}");
     }
 }
@@ -165,17 +165,31 @@ fn no_header_breaks_out_of_its_line_or_passes_for_one_of_ours() {
         ("Webhook-Signature", "x"),
         ("reveille-term", "9"),
     ] {
-        let spec = with_http(|http| http.headers = vec![(name.to_owned(), value.to_owned())]);
+        let spec = with_http(|http| http.headers = vec![(name.to_owned(), value.into())]);
         assert_eq!(fields(&spec), [Field::Header(name.to_owned())], "{name:?}: {value:?}");
     }
     let plain = [("authorization", "Bearer a.b"), ("content-type", "text/plain"), ("x-tab", "a\tb"), ("x-empty", "")];
-    let headers = plain.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+    let headers = plain.map(|(name, value)| (name.to_owned(), value.into())).to_vec();
     assert_eq!(fields(&with_http(|http| http.headers = headers)), []);
 }
 
 #[test]
+fn what_an_answer_shows_in_place_of_a_value_is_not_taken_for_one() {
+    let spec = with_http(|http| http.headers = vec![("x-token".to_owned(), Secret::REDACTED.into())]);
+    assert_eq!(violations(&spec, &Limits::default(), NOW), [Violation::HeaderRedacted { name: "x-token".to_owned() }]);
+}
+
+#[test]
+fn what_is_sealed_is_weighed_as_what_it_holds() {
+    let sealed = |bytes: usize| Secret::Sealed(vec![b'\n'; bytes + Secret::SEALED_OVERHEAD].into());
+    let header = |bytes: usize| ("x-a".to_owned(), sealed(bytes));
+    assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 3)])), []);
+    assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 2)])), [Field::Headers]);
+}
+
+#[test]
 fn headers_are_counted_and_weighed() {
-    let header = |bytes: usize| ("x-a".to_owned(), "v".repeat(bytes));
+    let header = |bytes: usize| ("x-a".to_owned(), Secret::from("v".repeat(bytes)));
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 32])), []);
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(1); 33])), [Field::Headers]);
     assert_eq!(fields(&with_http(|http| http.headers = vec![header(8 * 1024 - 3)])), []);
@@ -235,7 +249,7 @@ proptest! {
     ) {
         let spec = with_http(|http| {
             (http.url, http.method) = (url.clone(), method.clone());
-            http.headers = vec![(name.clone(), value.clone())];
+            http.headers = vec![(name.clone(), value.as_str().into())];
         });
         let found = fields(&spec);
         if !found.contains(&Field::Url) {

@@ -5,7 +5,7 @@ use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
     Attempt as DomainAttempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState,
-    ScheduleId, Status as DomainStatus, Target as DomainTarget, TargetKey, TenantId, When as DomainWhen,
+    ScheduleId, Secret, Status as DomainStatus, Target as DomainTarget, TargetKey, TenantId, When as DomainWhen,
 };
 use minicbor::{Decode, Encode};
 
@@ -304,19 +304,72 @@ enum Target<'a> {
         #[n(3)]
         timeout: Span,
     },
+    /// With a value that is sealed.
+    #[n(1)]
+    HttpSealed {
+        #[b(0)]
+        url: &'a str,
+        #[b(1)]
+        method: &'a str,
+        #[b(2)]
+        headers: Vec<(&'a str, Value<'a>)>,
+        #[n(3)]
+        timeout: Span,
+    },
+}
+
+#[derive(Encode, Decode)]
+enum Value<'a> {
+    #[n(0)]
+    Plain(#[cbor(b(0), with = "minicbor::bytes")] &'a [u8]),
+    #[n(1)]
+    Sealed(#[cbor(b(0), with = "minicbor::bytes")] &'a [u8]),
+}
+
+impl<'a> Value<'a> {
+    fn of(secret: &'a Secret) -> Self {
+        match secret {
+            Secret::Plain(bytes) => Value::Plain(bytes),
+            Secret::Sealed(bytes) => Value::Sealed(bytes),
+        }
+    }
+
+    fn take(self) -> Secret {
+        match self {
+            Value::Plain(bytes) => Secret::Plain(Bytes::copy_from_slice(bytes)),
+            Value::Sealed(bytes) => Secret::Sealed(Bytes::copy_from_slice(bytes)),
+        }
+    }
 }
 
 impl<'a> Target<'a> {
     fn of(target: &'a DomainTarget) -> Self {
         let DomainTarget::Http(HttpTarget { url, method, headers, timeout }) = target;
-        let headers = texts(headers.iter().map(|(name, value)| (name, value)));
-        Target::Http { url, method, headers, timeout: Span::of(*timeout) }
+        let timeout = Span::of(*timeout);
+        // What an older member understands, too, if it can be said so.
+        let plain = |(name, value): &'a (String, Secret)| Some((name.as_str(), str::from_utf8(value.plain()?).ok()?));
+        match headers.iter().map(plain).collect::<Option<Vec<_>>>() {
+            Some(headers) => Target::Http { url, method, headers, timeout },
+            None => {
+                let headers = headers.iter().map(|(name, value)| (name.as_str(), Value::of(value))).collect();
+                Target::HttpSealed { url, method, headers, timeout }
+            }
+        }
     }
 
     fn take(self) -> Result<DomainTarget, Malformed> {
-        let Target::Http { url, method, headers, timeout } = self;
-        let (url, method, headers) = (url.to_owned(), method.to_owned(), owned(headers));
-        Ok(DomainTarget::Http(HttpTarget { url, method, headers, timeout: timeout.take()? }))
+        let (url, method, headers, timeout) = match self {
+            Target::Http { url, method, headers, timeout } => {
+                let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
+                (url, method, headers, timeout)
+            }
+            Target::HttpSealed { url, method, headers, timeout } => {
+                let headers = headers.into_iter().map(|(name, value)| (name.to_owned(), value.take())).collect();
+                (url, method, headers, timeout)
+            }
+        };
+        let (url, method, timeout) = (url.to_owned(), method.to_owned(), timeout.take()?);
+        Ok(DomainTarget::Http(HttpTarget { url, method, headers, timeout }))
     }
 }
 

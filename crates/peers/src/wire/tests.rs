@@ -6,7 +6,7 @@ use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
     Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule,
-    ScheduleId, Spec, Status, Target, TargetKey, When,
+    ScheduleId, Secret, Spec, Status, Target, TargetKey, When,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -57,7 +57,9 @@ fn when() -> impl Strategy<Value = When> {
 }
 
 fn spec() -> impl Strategy<Value = Spec> {
-    let target = (".{0,40}", "[A-Z]{1,7}", vec((".{0,9}", ".{0,9}"), 0..4), duration())
+    let value =
+        prop_oneof![".{0,9}".prop_map(Secret::from), vec(any::<u8>(), 0..80).prop_map(|it| Secret::Sealed(it.into()))];
+    let target = (".{0,40}", "[A-Z]{1,7}", vec((".{0,9}", value), 0..4), duration())
         .prop_map(|(url, method, headers, timeout)| Target::Http(HttpTarget { url, method, headers, timeout }));
     let retry = (any::<u16>(), duration(), duration()).prop_map(|(attempts_max, backoff, backoff_max)| RetryPolicy {
         attempts_max,
@@ -136,10 +138,25 @@ fn shards() -> impl Strategy<Value = Vec<ShardId>> {
     vec(any::<u16>().prop_map(ShardId), 0..300)
 }
 
+fn edition() -> impl Strategy<Value = Edition> {
+    (any::<u128>(), any::<u32>()).prop_map(|(incarnation, revision)| Edition {
+        incarnation: Incarnation(incarnation),
+        revision: Revision(revision),
+    })
+}
+
 fn ask() -> impl Strategy<Value = Ask> {
     prop_oneof![
         vec(named(), 0..5).prop_map(Ask::Create),
         named().prop_map(Ask::Put),
+        (named(), option::of((edition(), option::of(at()))), any::<bool>()).prop_map(|(named, seen, kept)| {
+            Ask::PutIf {
+                named,
+                seen: seen.map(|(edition, next)| Seen { edition, next }),
+                timing: if kept { Timing::Kept } else { Timing::Anew },
+            }
+        }),
+        (poller(), edition()).prop_map(|(poller, edition)| Ask::CancelIf { poller, edition }),
         (poller(), any::<u128>(), any::<bool>()).prop_map(|(poller, incarnation, applied)| Ask::Cancel {
             poller,
             incarnation: Incarnation(incarnation),
@@ -185,6 +202,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         shards().prop_map(Reply::LetGo),
         Just(Reply::Heard),
         Just(Reply::NotOwned),
+        Just(Reply::Changed),
         failed.prop_map(Reply::Failed),
     ]
 }
@@ -299,7 +317,7 @@ fn a_spec(when: When) -> Spec {
         target: Target::Http(HttpTarget {
             url: "https://example.org/hook".to_owned(),
             method: "POST".to_owned(),
-            headers: vec![("x-a".to_owned(), "b".to_owned())],
+            headers: vec![("x-a".to_owned(), "b".into())],
             timeout: Duration::from_secs(10),
         }),
         payload: Bytes::from_static(b"{\"n\":1}"),
@@ -356,9 +374,10 @@ fn an_outcome() -> SchedulerOutcome {
     SchedulerOutcome { poller: a_schedule().poller, run, then: Some(then), ends: true }
 }
 
-fn asks() -> [(&'static str, Ask); 7] {
+fn asks() -> [(&'static str, Ask); 11] {
     let once = SchedulerNamed { spec: a_spec(When::At(an_occurrence().nominal)), ..an_ask_to_put() };
     let Schedule { poller, incarnation, .. } = *a_schedule();
+    let ended = Seen { next: None, ..a_schedule().seen() };
     [
         ("create", Ask::Create(vec![once, an_ask_to_put()])),
         ("put", Ask::Put(an_ask_to_put())),
@@ -367,6 +386,10 @@ fn asks() -> [(&'static str, Ask); 7] {
         ("let go", Ask::LetGo { member: MemberId(9), shards: vec![ShardId(0), ShardId(255)] }),
         ("outcome", Ask::Outcome(an_outcome())),
         ("nudge", Ask::Nudge),
+        ("put if new", Ask::PutIf { named: an_ask_to_put(), seen: None, timing: Timing::Anew }),
+        ("put if seen", Ask::PutIf { named: an_ask_to_put(), seen: Some(a_schedule().seen()), timing: Timing::Kept }),
+        ("put if ended", Ask::PutIf { named: an_ask_to_put(), seen: Some(ended), timing: Timing::Anew }),
+        ("cancel if", Ask::CancelIf { poller, edition: a_schedule().edition() }),
     ]
 }
 
@@ -398,6 +421,7 @@ fn replies() -> Vec<(&'static str, Reply)> {
         ("unavailable", Reply::Failed(StoreError::Unavailable("gone".to_owned()))),
         ("full", Reply::Failed(StoreError::Full("97%".to_owned()))),
         ("damaged", Reply::Failed(StoreError::Damaged("row".to_owned()))),
+        ("changed", Reply::Changed),
     ]
 }
 

@@ -15,7 +15,7 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
 use scheduler::peers::Outcome;
-use scheduler::{Ask, CancelAnswer, CreateRefusal, Peers, PutAnswer, RedriveAnswer, Reply};
+use scheduler::{Ask, CancelAnswer, CreateRefusal, Peers, PutAnswer, RedriveAnswer, Reply, Timing};
 use store::StoreError;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -38,6 +38,9 @@ fn exchanges() -> Vec<(Ask, Reply)> {
     let outcome = Outcome { poller, run, then: Some(then), ends: false };
     let put = PutAnswer { schedule: schedule(&named(1, 9)), created: true, too_late: true };
     let cancel = Ask::Cancel { poller, incarnation: Incarnation(5), applied: true };
+    let seen = schedule(&named(1, 9)).seen();
+    let put_if = Ask::PutIf { named: named(1, 9), seen: Some(seen), timing: Timing::Kept };
+    let cancel_if = Ask::CancelIf { poller, edition: seen.edition };
     let redrive = Ask::Redrive { tenant: TenantId(1), of: an_occurrence() };
     let created = vec![Ok(schedule(&named(1, 9))), Err(CreateRefusal::Exists)];
     let decided_by = started_at;
@@ -45,6 +48,10 @@ fn exchanges() -> Vec<(Ask, Reply)> {
         (Ask::Create(vec![named(1, 9), named(2, 0)]), Reply::Created(created)),
         (Ask::Put(named(1, 9)), Reply::Put(Ok(put))),
         (Ask::Put(named(1, 9)), Reply::Put(Err(CreateRefusal::NeverFires))),
+        (put_if.clone(), Reply::Put(Err(CreateRefusal::NeverFires))),
+        (put_if, Reply::Changed),
+        (cancel_if.clone(), Reply::Cancelled(CancelAnswer::Cancelled)),
+        (cancel_if, Reply::Changed),
         (cancel.clone(), Reply::Cancelled(CancelAnswer::TooLate)),
         (cancel.clone(), Reply::Cancelled(CancelAnswer::Pending { decided_by })),
         (cancel, Reply::NotOwned),

@@ -125,7 +125,7 @@ pub(crate) fn named(number: usize, payload_bytes: usize) -> Named {
     let target = HttpTarget {
         url: "https://example.org/hook".to_owned(),
         method: "POST".to_owned(),
-        headers: vec![("x-a".to_owned(), "b".to_owned())],
+        headers: vec![("x-a".to_owned(), "b".into())],
         timeout: Duration::from_secs(10),
     };
     Named {
@@ -161,7 +161,9 @@ pub(crate) fn schedule(named: &Named) -> Arc<Schedule> {
 pub(crate) fn fitting(ask: &Ask) -> Reply {
     match ask {
         Ask::Create(all) => Reply::Created(all.iter().map(|named| Ok(schedule(named))).collect()),
-        Ask::Put(_) | Ask::Cancel { .. } | Ask::Redrive { .. } => Reply::NotOwned,
+        Ask::Put(_) | Ask::PutIf { .. } | Ask::Cancel { .. } | Ask::CancelIf { .. } | Ask::Redrive { .. } => {
+            Reply::NotOwned
+        }
         Ask::LetGo { shards, .. } => Reply::LetGo(shards.clone()),
         Ask::Outcome(_) | Ask::Nudge => Reply::Heard,
     }

@@ -93,18 +93,18 @@ fn contains(line: &[u8], part: &[u8]) -> bool {
     line.windows(part.len()).any(|window| window == part)
 }
 
-/// Creates `count` schedules and tells their names.
+/// Creates `count` schedules of the tenant whose key is in `head`, and tells their names.
 ///
 /// # Errors
 /// If the server did not take all of them.
 pub(crate) async fn create_all(
     runtime: &Runtime,
-    server: &Server,
+    head: Head,
     schedules: Schedules,
     count: u64,
 ) -> anyhow::Result<Vec<Incarnation>> {
     let batches = Arc::new(Batches {
-        head: server.head("application/x-ndjson"),
+        head,
         schedules,
         first: 0,
         count,
@@ -113,7 +113,7 @@ pub(crate) async fn create_all(
         incarnations: Mutex::default(),
         progress: None,
     });
-    send(runtime, server, &batches, CONNECTIONS).await?;
+    send(runtime, &batches, CONNECTIONS).await?;
     let mut incarnations = batches.incarnations.lock().expect("no holder of this lock panics");
     let incarnations = std::mem::take(&mut *incarnations);
     ensure!(
@@ -124,14 +124,9 @@ pub(crate) async fn create_all(
     Ok(incarnations)
 }
 
-async fn send(
-    runtime: &Runtime,
-    server: &Server,
-    batches: &Arc<Batches>,
-    connections: usize,
-) -> anyhow::Result<Outcome> {
+async fn send(runtime: &Runtime, batches: &Arc<Batches>, connections: usize) -> anyhow::Result<Outcome> {
     let plan = Plan {
-        address: server.address,
+        address: batches.head.host,
         connections,
         pace: Pace::Closed,
         duration: DURATION_MAX,
@@ -205,7 +200,7 @@ pub(crate) async fn fill(runtime: &Runtime, server: &Server, folder: &Path, coun
         incarnations: Mutex::default(),
         progress: Some(Progress { path, before: before.count, written: Mutex::new(0) }),
     });
-    let outcome = send(runtime, server, &batches, CONNECTIONS).await?;
+    let outcome = send(runtime, &batches, CONNECTIONS).await?;
     let taken = batches.acknowledged.load(Ordering::Relaxed);
     ensure!(taken == missing, "the server took {taken} of {missing} schedules; run the trial again to go on");
     tracing::info!(rows_per_second = rows_per_second(taken, &outcome), "filled");
@@ -231,7 +226,7 @@ pub(crate) async fn trial(
         progress: None,
     });
     let meter = Meter::start(runtime, server.pid());
-    let outcome = send(runtime, server, &batches, connections).await?;
+    let outcome = send(runtime, &batches, connections).await?;
     let cost = meter.stop().await;
     let taken = batches.acknowledged.load(Ordering::Relaxed);
     let mut row = Row::new("batch, rows").with_cost(&cost, taken);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use domain::{Incarnation, ScheduleId, Timestamp};
 use runtime::Runtime;
 
-use crate::bench::load::{self, Exchange, Pace, Plan};
+use crate::bench::load::{self, Exchange, Outcome, Pace, Plan};
 use crate::bench::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
 use crate::bench::process::Meter;
 use crate::bench::report::{Row, mebibytes};
@@ -118,6 +118,19 @@ pub(crate) async fn change_trial(
     ])
 }
 
+/// Cancels each of the schedules `of` the tenant whose key is in `head`, as fast as that goes. What has fired or is in flight
+/// counts as refused.
+///
+/// # Errors
+/// If the server is not there.
+pub(crate) async fn cancel_all(runtime: &Runtime, head: Head, of: Vec<Incarnation>) -> anyhow::Result<Outcome> {
+    const CONNECTIONS: usize = 32;
+    const DURATION_MAX: Duration = Duration::from_secs(600);
+    let (address, requests_max) = (head.host, of.len() as u64);
+    let plan = Plan { address, connections: CONNECTIONS, pace: Pace::Closed, duration: DURATION_MAX, requests_max };
+    load::run(runtime, plan, Arc::new(Cancel { head, of: of.into() })).await
+}
+
 async fn measure(
     runtime: &Runtime,
     server: &Server,
@@ -137,10 +150,7 @@ async fn measure(
     row.failed = Some(outcome.failed());
     row.disk_mib = Some(mebibytes(server.disk_bytes()));
     if outcome.failed() > 0 {
-        let refused: Vec<String> =
-            outcome.refused.iter().map(|(status, count)| format!("{count} x {status}")).collect();
-        let (broken, unsent) = (outcome.broken, outcome.unsent);
-        row.notes.push(format!("refused: [{}], broken off: {broken}, never sent: {unsent}", refused.join(", ")));
+        row.notes.push(outcome.trouble());
     }
     Ok(row)
 }

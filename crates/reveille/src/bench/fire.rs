@@ -11,11 +11,11 @@ use runtime::{Monotonic, Runtime};
 
 use crate::bench::arrivals::{Arrivals, Verdict};
 use crate::bench::batch;
-use crate::bench::message::{Schedules, write_request};
+use crate::bench::message::{Head, Schedules, write_request};
 use crate::bench::process::{Meter, rss_anon};
 use crate::bench::report::{Row, mebibytes};
 use crate::bench::server::Server;
-use crate::receiver::{Options, Receiver};
+use crate::receiver::{Options, Receiver, Sink};
 use crate::wire::Connection;
 
 /// When schedules fall due.
@@ -42,7 +42,7 @@ impl Due {
         }
     }
 
-    fn lasts(self) -> Duration {
+    pub(crate) fn lasts(self) -> Duration {
         Duration::from_micros(self.gap_micros() * self.count())
     }
 }
@@ -160,29 +160,54 @@ async fn plan(
     target_url: String,
 ) -> anyhow::Result<Planned> {
     let first_at = runtime.now() + lead;
+    let head = server.head("application/x-ndjson");
+    Ok(Planned { first_at, incarnations: plan_from(runtime, head, due, first_at, target_url).await? })
+}
+
+/// Creates, for the tenant whose key is in `head`, what will fall due from `first_at` on, and checks that it was done in time.
+///
+/// # Errors
+/// If it was not.
+pub(crate) async fn plan_from(
+    runtime: &Runtime,
+    head: Head,
+    due: Due,
+    first_at: Timestamp,
+    target_url: String,
+) -> anyhow::Result<Vec<Incarnation>> {
+    let lead = first_at.since(runtime.now());
     let schedules = Schedules { target_url, first_at, gap_micros: due.gap_micros() };
-    let incarnations = batch::create_all(runtime, server, schedules, due.count()).await?;
+    let incarnations = batch::create_all(runtime, head, schedules, due.count()).await?;
     let left = first_at.since(runtime.now());
     ensure!(
         left > Duration::from_millis(500),
         "creating {} schedules took longer than the lead of {lead:?}; give more with --lead",
         due.count()
     );
-    Ok(Planned { first_at, incarnations })
+    Ok(incarnations)
 }
 
-async fn receive(runtime: &Runtime, options: Options, arrivals: Arc<Arrivals>) -> anyhow::Result<Receiver> {
-    Receiver::start(runtime, SocketAddr::from(([127, 0, 0, 1], 0)), options, arrivals).await
+pub(crate) async fn receive(runtime: &Runtime, options: Options, sink: Arc<dyn Sink>) -> anyhow::Result<Receiver> {
+    Receiver::start(runtime, SocketAddr::from(([127, 0, 0, 1], 0)), options, sink).await
 }
 
-fn url_of(address: SocketAddr) -> String {
+pub(crate) fn url_of(address: SocketAddr) -> String {
     format!("http://{address}/callback")
 }
 
 /// Waits until all have arrived, or until nothing more comes.
-async fn wait(runtime: &Runtime, arrivals: &Arrivals, due: Due, first_at: Timestamp) -> anyhow::Result<()> {
+pub(crate) async fn wait(runtime: &Runtime, arrivals: &Arrivals, due: Due, first_at: Timestamp) -> anyhow::Result<()> {
+    wait_for(runtime, arrivals, due.count(), first_at + due.lasts()).await
+}
+
+/// As [`wait`], for so many, of which the last is due at `last_at`.
+pub(crate) async fn wait_for(
+    runtime: &Runtime,
+    arrivals: &Arrivals,
+    expected: u64,
+    last_at: Timestamp,
+) -> anyhow::Result<()> {
     const PERIOD: Duration = Duration::from_millis(50);
-    let last_at = first_at + due.lasts();
     let (mut seen, mut changed_at) = (0, runtime.now());
     loop {
         let count = arrivals.progress()?;
@@ -190,7 +215,7 @@ async fn wait(runtime: &Runtime, arrivals: &Arrivals, due: Due, first_at: Timest
         if count != seen {
             (seen, changed_at) = (count, now);
         }
-        let all = count >= due.count() && now > last_at;
+        let all = count >= expected && now > last_at;
         // Once all are there, a double may still be on its way.
         let quiet = if all { Duration::from_secs(1) } else { QUIET_MAX };
         let over = now.since(changed_at) > quiet && now.since(last_at) > quiet;

@@ -66,6 +66,13 @@ impl Outcome {
         self.accepted as f64 / self.elapsed.as_secs_f64().max(1e-9)
     }
 
+    /// What became of those that failed.
+    pub(crate) fn trouble(&self) -> String {
+        let refused: Vec<String> = self.refused.iter().map(|(status, count)| format!("{count} x {status}")).collect();
+        let (broken, unsent) = (self.broken, self.unsent);
+        format!("refused: [{}], broken off: {broken}, never sent: {unsent}", refused.join(", "))
+    }
+
     pub(crate) fn failed(&self) -> u64 {
         self.refused.values().sum::<u64>() + self.broken + self.unsent
     }

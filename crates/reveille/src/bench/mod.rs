@@ -7,6 +7,7 @@ mod arrivals;
 mod batch;
 mod cluster;
 mod create;
+mod fairness;
 mod fire;
 mod limit;
 mod limit_database;
@@ -14,8 +15,11 @@ mod limit_handler;
 mod load;
 mod message;
 mod process;
+mod quota_change;
 mod report;
 mod server;
+mod soak;
+mod tenant;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -28,12 +32,15 @@ use runtime::Runtime;
 use crate::console;
 use crate::engine::Url;
 use create::Load;
+use fairness::FairnessArguments;
 use fire::{Due, Foreign, SlowTrial, Trial};
 use limit::Part;
 use limit_handler::Durable;
 use load::Pace;
+use quota_change::QuotaChangeArguments;
 use report::Row;
 use server::{Server, ServerArguments};
+use soak::SoakArguments;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
@@ -49,6 +56,13 @@ pub(crate) enum Command {
     Fire(FireArguments),
     /// Memory and restart with many schedules pending, and the lateness of callbacks beside them
     Pending(PendingArguments),
+    /// A tenant's callbacks beside another tenant that is a burden; fails if they are late by it
+    Fairness(FairnessArguments),
+    /// A tenant's quota raised and lowered while very much is pending; fails if anything is missed or doubled
+    QuotaChange(QuotaChangeArguments),
+    /// An hour of schedules made, moved and cancelled, with payloads of 1 KB: memory, disk and lateness each minute; fails if they
+    /// grow in the second half, or if a callback is lost
+    Soak(SoakArguments),
     /// Members over one database: callbacks of one, two and three, and lateness when one goes
     Cluster(ClusterArguments),
     /// The child of `limit` that stands for a server
@@ -239,7 +253,7 @@ pub(crate) struct PendingArguments {
 }
 
 /// # Errors
-/// If a trial could not be made; what it found is not an error.
+/// If a trial could not be made. What it found is an error only of those that hold it to a bound.
 pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     match command {
         Command::Limit(arguments) => run_limit(runtime, &arguments).await,
@@ -249,6 +263,9 @@ pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<(
         Command::Cluster(arguments) => run_cluster(runtime, &arguments).await,
         Command::Fire(arguments) => run_fire(runtime, &arguments).await,
         Command::Pending(arguments) => run_pending(runtime, &arguments).await,
+        Command::QuotaChange(arguments) => quota_change::run(runtime, &arguments).await,
+        Command::Soak(arguments) => soak::run(runtime, &arguments).await,
+        Command::Fairness(arguments) => fairness::run(runtime, &arguments).await,
         Command::LimitHandler { listen, journal, database, store } => {
             let durable = match (journal, store.filter(|_| database)) {
                 (Some(folder), _) => Durable::Journal(folder),
@@ -334,7 +351,7 @@ async fn run_change(runtime: &Runtime, arguments: &ChangeArguments) -> anyhow::R
     let (mut rescheduled, mut cancelled) = (Vec::new(), Vec::new());
     for _ in 0..common.runs {
         let schedules = create::schedules_far(runtime);
-        let of = batch::create_all(runtime, &server, schedules, arguments.count).await?;
+        let of = batch::create_all(runtime, server.head("application/x-ndjson"), schedules, arguments.count).await?;
         let [reschedule, cancel] = create::change_trial(runtime, &server, load, of).await?;
         rescheduled.push(reschedule);
         cancelled.push(cancel);

@@ -12,6 +12,7 @@ use runtime::Runtime;
 use crate::bench::message::{Head, write_request};
 use crate::bench::process::{Process, disk_bytes, free_address};
 use crate::engine::Url;
+use crate::identity;
 use crate::wire::Connection;
 
 #[derive(Args, Clone, Debug)]
@@ -51,6 +52,19 @@ impl Server {
     /// # Errors
     /// If no server can be started in `folder`, or none answers where the arguments say.
     pub(crate) async fn start(runtime: &Runtime, arguments: &ServerArguments, folder: &Path) -> anyhow::Result<Self> {
+        Server::start_told(runtime, arguments, folder, &[]).await
+    }
+
+    /// As [`Server::start`]; one that is started is told `more`.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub(crate) async fn start_told(
+        runtime: &Runtime,
+        arguments: &ServerArguments,
+        folder: &Path,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
         fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
         if let (Some(url), Some(key_file)) = (&arguments.url, &arguments.key_file) {
             return Ok(Server {
@@ -74,7 +88,7 @@ impl Server {
             folder: folder.to_owned(),
             threads: arguments.server_threads,
             store: arguments.store.clone(),
-            arguments: Vec::new(),
+            arguments: more.iter().map(|argument| (*argument).to_owned()).collect(),
         };
         server.start_again(runtime).await?;
         server.key = read_key(&data(folder).join("admin.key"))?;
@@ -84,6 +98,15 @@ impl Server {
     /// What goes into every request to it.
     pub(crate) fn head(&self, content_type: &'static str) -> Head {
         Head { host: self.address, key: self.key.clone(), content_type }
+    }
+
+    /// Of the operators of a server of the trial's making.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub(crate) fn operator_key(&self) -> anyhow::Result<String> {
+        ensure!(self.process.is_some(), "tenants are made on a server that the trial has started; leave --url out");
+        read_key(&identity::operator_key_path(&data(&self.folder)))
     }
 
     /// A metric without labels, as `/metrics` tells it; `None` if it is not there.
@@ -211,7 +234,10 @@ pub(crate) fn data(folder: &Path) -> PathBuf {
 /// Makes the schema in a database, and the tenant with its key in the trial's folder.
 async fn migrate(store: &Url, data: &Path) -> anyhow::Result<()> {
     let mut command = tokio::process::Command::new(std::env::current_exe().context("cannot find this program")?);
-    command.args(["store", "migrate", "--data"]).arg(data).env("REVEILLE_STORE", store.as_str());
+    command
+        .args(["store", "migrate", "--allow-egress", "loopback", "--data"])
+        .arg(data)
+        .env("REVEILLE_STORE", store.as_str());
     let output = command.output().await.context("cannot start `reveille store migrate`")?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
     let key = data.join("admin.key");

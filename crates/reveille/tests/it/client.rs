@@ -10,11 +10,14 @@ use crate::PATIENCE;
 pub(crate) struct Client {
     stream: BufReader<TcpStream>,
     key: String,
+    /// Lines of the head that each request has.
+    more: String,
 }
 
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
+    pub(crate) etag: Option<String>,
     pub(crate) body: String,
 }
 
@@ -29,28 +32,42 @@ impl Client {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Client { stream: BufReader::new(stream), key: key.to_owned() })
+        Ok(Client { stream: BufReader::new(stream), key: key.to_owned(), more: String::new() })
+    }
+
+    /// Sends this, too, from now on.
+    pub(crate) fn with_header(mut self, name: &str, value: &str) -> Self {
+        self.more.push_str(&format!("{name}: {value}\r\n"));
+        self
+    }
+
+    /// What is secret of the key.
+    pub(crate) fn secret(&self) -> &str {
+        self.key.split_once('.').map_or(&self.key, |(_, secret)| secret)
     }
 
     /// An error says that there was no whole answer: what was asked for may have happened or not.
     pub(crate) fn send(&mut self, method: &str, path: &str, body: &str) -> io::Result<Answer> {
         let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: reveille\r\nauthorization: Bearer {}\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: reveille\r\nauthorization: Bearer {}\r\n{}\
              content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
             self.key,
+            self.more,
             body.len()
         );
         self.stream.get_mut().write_all(request.as_bytes())?;
         let head = self.read_head()?;
         let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let length = head.lines().find_map(|line| {
-            let (name, value) = line.split_once(':')?;
-            name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse().ok())?
-        });
+        let header = |wanted: &str| {
+            let fields = head.lines().filter_map(|line| line.split_once(':'));
+            fields.filter(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim()).next()
+        };
+        let length = header("content-length").and_then(|length| length.parse().ok());
+        let etag = header("etag").map(str::to_owned);
         let mut body = vec![0; length.ok_or_else(broken)?];
         self.stream.read_exact(&mut body)?;
         let body = String::from_utf8(body).map_err(|_| broken())?;
-        Ok(Answer { status: status.ok_or_else(broken)?, body })
+        Ok(Answer { status: status.ok_or_else(broken)?, etag, body })
     }
 
     fn read_head(&mut self) -> io::Result<String> {

@@ -9,13 +9,13 @@ use engines::postgres;
 use serde_json::{Value, json};
 
 use crate::PATIENCE;
-use crate::client::{Client, one_shot};
-use crate::now_millis;
+use crate::client::{Answer, Client, one_shot, rfc3339};
 use crate::receiver::{Hit, Receiver};
 use crate::server::{BINARY, Server};
+use crate::{now_millis, until};
 
 /// A database with its schema, and a folder with its key.
-struct Home {
+pub(crate) struct Home {
     folder: tempfile::TempDir,
     url: String,
 }
@@ -36,12 +36,12 @@ fn refusal(command: &mut Command) -> String {
 
 fn migrate(url: &str, data: &Path) -> Command {
     let mut command = Command::new(BINARY);
-    command.args(["store", "migrate", "--store", url, "--data"]).arg(data);
+    command.args(["store", "migrate", "--allow-egress", "loopback", "--store", url, "--data"]).arg(data);
     command
 }
 
 impl Home {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = postgres::shared().create_database().unwrap();
         let output = run(&mut migrate(&url, &folder.path().join("operator")));
@@ -56,13 +56,19 @@ impl Home {
     }
 
     fn serve(&self, name: &str) -> Command {
+        let mut command = self.serve_without_key(name);
+        command.arg("--store-key").arg(self.key_folder().join("store.key"));
+        command
+    }
+
+    pub(crate) fn serve_without_key(&self, name: &str) -> Command {
         let mut command = Command::new(BINARY);
         command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &self.url]);
         command.args(["--lease", "2", "--name", name, "--data"]).arg(self.folder.path().join(name));
         command
     }
 
-    fn start(&self, name: &str) -> Server {
+    pub(crate) fn start(&self, name: &str) -> Server {
         Server::start_where(self.serve(name), |_| self.key_folder())
     }
 
@@ -75,7 +81,7 @@ impl Home {
     }
 
     /// Waits until the members named, and no others, own all shards in even shares.
-    fn settle(&self, names: &[&str]) {
+    pub(crate) fn settle(&self, names: &[&str]) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let status = self.status();
@@ -277,21 +283,21 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
     let due = now_millis() + 20_000;
     let mut client = server.client();
     for n in 0..20_u64 {
-        assert_eq!(client.create(&one_shot(&format!("n{n}"), due, &receiver.url(), &json!(n))).status, 201);
+        let mut schedule = one_shot(&format!("n{n}"), due, &receiver.url(), &json!(n));
+        schedule["target"]["http"]["headers"] = json!({ "authorization": format!("Bearer {n}") });
+        assert_eq!(client.create(&schedule).status, 201);
     }
     let nowhere = json!({
-        "id": "dead", "at": crate::client::rfc3339(now_millis() + 100), "retry": { "attempts_max": 1 },
+        "id": "dead", "at": rfc3339(now_millis() + 100), "retry": { "attempts_max": 1 },
         "target": { "http": { "url": "http://127.0.0.1:9/" } },
     });
     assert_eq!(client.create(&nowhere).status, 201);
     let every = json!({ "id": "every", "every": "1h", "target": { "http": { "url": receiver.url() } } });
     assert_eq!(client.create(&every).status, 201);
     let before = client.get("/v1/schedules/every").json();
-    let deadline = Instant::now() + PATIENCE;
-    while client.get("/v1/runs?dead_letter=true").json()["runs"].as_array().is_none_or(Vec::is_empty) {
-        assert!(Instant::now() < deadline, "the dead letter does not come");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the dead letter comes", || {
+        client.get("/v1/runs?dead_letter=true").json()["runs"].as_array().is_some_and(|runs| !runs.is_empty())
+    });
     let dead = client.get("/v1/runs?dead_letter=true").json()["runs"][0].clone();
     let said = refusal(&mut transfer("export", &data));
     assert!(said.contains("in use by another Reveille"), "{said}");
@@ -311,7 +317,7 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
 
     let mut member = Command::new(BINARY);
     member.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &url, "--data"]);
-    member.arg(folder.path().join("member"));
+    member.arg(folder.path().join("member")).arg("--store-key").arg(data.join("store.key"));
     let member = Server::start_where(member, |_| data.clone());
     assert_eq!(member.key, key);
     let said = refusal(&mut transfer("import", &back));
@@ -326,6 +332,9 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
 
     let imported = run(&mut transfer("import", &back));
     assert!(imported.status.success(), "{}", String::from_utf8_lossy(&imported.stderr));
+    let said = refusal(&mut crate::server::serve(&back));
+    assert!(said.contains("bring a copy"), "{said}");
+    std::fs::copy(data.join("store.key"), back.join("store.key")).unwrap();
     let server = Server::start_where(crate::server::serve(&back), |_| data.clone());
     let mut client = server.client();
     assert_eq!(client.get("/v1/schedules/every").json(), before);
@@ -333,6 +342,10 @@ fn what_one_process_began_a_cluster_goes_on_with_and_back() {
     assert!(server.stop().success());
     let hits = receiver.hits();
     assert_eq!((counts(&hits).len(), hits.len()), (19, 19), "each once");
+    assert!(
+        hits.iter().all(|hit| hit.authorization == format!("Bearer {}", hit.body)),
+        "with the header that was sealed"
+    );
 }
 
 #[test]
@@ -343,7 +356,7 @@ fn a_row_and_its_callback_commit_together_or_not_at_all() {
     home.settle(&["a"]);
     let sql = |text: &str| postgres::shared().sql(database(&home.url), text).unwrap();
     let spec = |millis: u64, n: u64| {
-        let at = crate::client::rfc3339(millis);
+        let at = rfc3339(millis);
         json!({ "at": at, "target": { "http": { "url": receiver.url() } }, "payload": { "n": n } })
     };
     sql("create table orders (id text primary key)");
@@ -410,20 +423,14 @@ fn a_tenant_made_at_one_member_is_served_by_all_and_its_revoked_key_by_none() {
     home.settle(&["a", "b"]);
     let operator = std::fs::read_to_string(home.key_folder().join("operator.key")).unwrap();
     let mut at_a = Client::connect(a.address, operator.trim()).unwrap();
-    let made = at_a.send("POST", "/v1/tenants", r#"{"name":"billing"}"#).unwrap();
+    let made = at_a.send("POST", "/v1/tenants", r#"{"name":"billing","egress":{"allow":["loopback"]}}"#).unwrap();
     assert_eq!(made.status, 201, "{}", made.body);
     let made = made.json();
     let key = made["key"]["secret"].as_str().unwrap();
     let read = |server: &Server| Client::connect(server.address, key).unwrap().get("/v1/runs?dead_letter=true").status;
     assert_eq!(read(&a), 200, "the member that was asked knows at once");
-    let until = |wanted: u16, server: &Server| {
-        let deadline = Instant::now() + PATIENCE;
-        while read(server) != wanted {
-            assert!(Instant::now() < deadline, "{wanted} is not answered");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    until(200, &b);
+    let answers = |wanted: u16, server: &Server| until(&format!("{wanted} is answered"), || read(server) == wanted);
+    answers(200, &b);
 
     // Whichever member owns its new pollers.
     let mut at_b = Client::connect(b.address, key).unwrap();
@@ -440,6 +447,74 @@ fn a_tenant_made_at_one_member_is_served_by_all_and_its_revoked_key_by_none() {
     let revoked = at_b.send("DELETE", &path, "").unwrap();
     assert_eq!(revoked.status, 200, "{}", revoked.body);
     assert_eq!(read(&b), 401, "the member that was asked knows at once");
-    until(401, &a);
+    answers(401, &a);
+    assert!(a.stop().success() && b.stop().success());
+}
+
+/// One request of each member at the same time, each with this header.
+fn at_both(members: [&Server; 2], header: (&str, &str), method: &str, path: &str, bodies: [&str; 2]) -> [Answer; 2] {
+    std::thread::scope(|scope| {
+        let send = |member: usize| {
+            let mut client = members[member].client().with_header(header.0, header.1);
+            scope.spawn(move || client.send(method, path, bodies[member]).unwrap())
+        };
+        [send(0), send(1)].map(|asked| asked.join().unwrap())
+    })
+}
+
+#[test]
+fn what_is_there_decides_at_its_owner_whichever_member_is_asked() {
+    let home = Home::new();
+    let receiver = Receiver::start();
+    let (a, b) = (home.start("a"), home.start("b"));
+    home.settle(&["a", "b"]);
+    let members = [&a, &b];
+    let far = now_millis() + 3_600_000;
+    let statuses = |answers: &[Answer; 2]| {
+        let mut statuses = [answers[0].status, answers[1].status];
+        statuses.sort_unstable();
+        statuses
+    };
+    // Of so many ids, each member owns some.
+    for n in 0..12 {
+        let (path, schedule) =
+            (format!("/v1/schedules/n{n}"), one_shot(&format!("n{n}"), far, &receiver.url(), &json!(n)));
+        let schedule = schedule.to_string();
+        let made = at_both(members, ("If-None-Match", "*"), "PUT", &path, [&schedule, &schedule]);
+        assert_eq!(statuses(&made), [201, 412], "{made:?}");
+
+        let labels = [r#"{"labels":{"a":"1"}}"#, r#"{"labels":{"b":"2"}}"#];
+        let patched = at_both(members, ("X-Nothing", "-"), "PATCH", &path, labels);
+        assert_eq!(statuses(&patched), [200, 200], "{patched:?}");
+        let now = b.client().get(&path);
+        assert_eq!((&now.json()["labels"], &now.json()["revision"]), (&json!({ "a": "1", "b": "2" }), &json!(2)));
+
+        let tag = now.etag.unwrap();
+        let patched = at_both(members, ("If-Match", &tag), "PATCH", &path, labels);
+        assert_eq!(statuses(&patched), [200, 412], "{patched:?}");
+        let stale = at_both(members, ("If-Match", &tag), "DELETE", &path, ["", ""]);
+        assert_eq!(statuses(&stale), [412, 412], "{stale:?}");
+
+        let key = format!("key-{n}");
+        let schedule = json!({ "every": "1h", "target": { "http": { "url": receiver.url() } } }).to_string();
+        let made = at_both(members, ("Idempotency-Key", &key), "POST", "/v1/schedules", [&schedule, &schedule]);
+        assert_eq!((made[0].status, &made[0].body, &made[0].etag), (201, &made[1].body, &made[1].etag), "{made:?}");
+        let other = schedule.replace("1h", "2h");
+        let reused = at_both(members, ("Idempotency-Key", &key), "POST", "/v1/schedules", [&other, &other]);
+        assert_eq!(statuses(&reused), [422, 422], "{reused:?}");
+    }
+    for (n, member) in (0..12).zip(members.into_iter().cycle()) {
+        let (path, soon) = (format!("/v1/schedules/n{n}"), rfc3339(now_millis() + 300));
+        if n % 3 == 0 {
+            let tag = member.client().get(&path).etag.unwrap();
+            let cancelled = member.client().with_header("If-Match", &tag).send("DELETE", &path, "").unwrap();
+            assert_eq!((cancelled.status, &cancelled.json()["result"]), (200, &json!("cancelled")));
+        } else {
+            let moved = member.client().send("PATCH", &path, &json!({ "at": soon }).to_string()).unwrap();
+            assert_eq!(moved.status, 200, "{}", moved.body);
+        }
+    }
+    let hits = receiver.wait(|hits| hits.len() >= 8);
+    assert_eq!((counts(&hits).len(), hits.len()), (8, 8), "what was moved fires once, and nothing that was cancelled");
     assert!(a.stop().success() && b.stop().success());
 }

@@ -3,20 +3,44 @@
 #![expect(clippy::disallowed_methods, reason = "the black box stands outside: clocks, threads and processes are real")]
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
+mod bench;
+mod cli;
 mod client;
 mod cluster;
+mod configuration;
 mod crash;
+mod deploy;
+mod documents;
 mod durability;
+mod egress;
+mod examples;
 mod first_start;
 mod full_disk;
+mod metrics;
 mod process;
+mod progress;
 mod receiver;
+mod receiving;
+mod secrets;
 mod server;
+mod spans;
+mod tls;
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A machine with two cores and much to do is given this long for what takes it milliseconds.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Asks again and again, as a real process tells nobody when it has come so far.
+#[track_caller]
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
 
 /// The wall clock, in milliseconds since 1970.
 fn now_millis() -> u64 {

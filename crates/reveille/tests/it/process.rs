@@ -1,13 +1,14 @@
 //! Starting and stopping: flags, a folder in use, a polite stop.
 
+use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output};
 
 use serde_json::json;
 
 use crate::client::one_shot;
-use crate::now_millis;
 use crate::receiver::Receiver;
 use crate::server::{BINARY, Server, serve};
+use crate::{PATIENCE, now_millis};
 
 fn run(command: &mut Command) -> Output {
     command.env("NO_COLOR", "1").env_remove("RUST_LOG").output().expect("the binary starts")
@@ -58,6 +59,53 @@ fn a_polite_stop_waits_for_the_callback_in_flight_and_none_comes_twice() {
     assert!(server.stop().success());
     let attempts: Vec<String> = receiver.hits().into_iter().map(|hit| hit.attempt).collect();
     assert_eq!(attempts, ["1"]);
+}
+
+#[test]
+fn a_stop_is_announced_for_as_long_as_it_was_told_to_or_until_the_second_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let receiver = Receiver::start();
+    let mut command = serve(&data);
+    command.args(["--stop-notice", "5m"]);
+    let server = Server::start_by(command, &data);
+    receiver.hold();
+    assert_eq!(server.client().create(&one_shot("held", now_millis(), &receiver.url(), &json!("x"))).status, 201);
+    receiver.wait(|hits| hits.len() == 1);
+    server.terminate();
+    let mut client = server.client();
+    while client.get("/readyz").status == 200 {}
+    assert_eq!(client.get("/readyz").json()["code"], "stopping");
+    let taken = server.client().create(&one_shot("late", now_millis(), &receiver.url(), &json!("y")));
+    assert_eq!(taken.status, 201, "{}", taken.body);
+    receiver.wait(|hits| hits.len() == 2);
+
+    server.terminate();
+    server.log.wait(|line| line.contains("stopping").then_some(())).expect("the second word ends the notice");
+    receiver.release();
+    assert!(server.wait().success());
+    assert_eq!(receiver.hits().len(), 2);
+}
+
+#[test]
+fn the_service_manager_hears_when_requests_are_taken_and_how_long_a_stop_may_take() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let path = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hear = || {
+        let mut said = [0; 256];
+        let length = manager.recv(&mut said).expect("something is said");
+        String::from_utf8(said[..length].to_vec()).unwrap()
+    };
+    let mut command = serve(&data);
+    command.env("NOTIFY_SOCKET", &path).args(["--drain", "20s", "--request-drain", "3s", "--stop-notice", "1s"]);
+    let server = Server::start_by(command, &data);
+    assert_eq!(hear(), "READY=1\n");
+    assert_eq!(server.client().get("/readyz").status, 200);
+    assert!(server.stop().success());
+    assert_eq!(hear(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=39000000\n");
 }
 
 #[test]

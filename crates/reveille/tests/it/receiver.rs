@@ -17,7 +17,13 @@ pub(crate) struct Hit {
     pub(crate) run: String,
     pub(crate) schedule: String,
     pub(crate) attempt: String,
+    pub(crate) traceparent: String,
+    pub(crate) authorization: String,
     pub(crate) body: String,
+    /// Of the body, which may be no text.
+    pub(crate) bytes: Vec<u8>,
+    /// The first of the request.
+    pub(crate) line: String,
 }
 
 #[derive(Default)]
@@ -84,14 +90,18 @@ impl Receiver {
         stream.set_nodelay(true).ok()?;
         let mut stream = BufReader::new(stream);
         loop {
-            let (headers, body) = read_request(&mut stream).ok()?;
+            let (line, headers, bytes) = read_request(&mut stream).ok()?;
             let header = |name: &str| headers.get(name).cloned().unwrap_or_default();
             let hit = Hit {
                 at_millis: now_millis(),
                 run: header("webhook-id"),
                 schedule: header("reveille-schedule-id"),
                 attempt: header("reveille-attempt"),
-                body,
+                traceparent: header("traceparent"),
+                authorization: header("authorization"),
+                body: String::from_utf8_lossy(&bytes).into_owned(),
+                bytes,
+                line,
             };
             let (state, changed) = &*self.state;
             let mut state = state.lock().unwrap();
@@ -103,7 +113,9 @@ impl Receiver {
     }
 }
 
-fn read_request(stream: &mut BufReader<TcpStream>) -> io::Result<(BTreeMap<String, String>, String)> {
+fn read_request(stream: &mut BufReader<TcpStream>) -> io::Result<(String, BTreeMap<String, String>, Vec<u8>)> {
+    let mut first = String::new();
+    stream.read_line(&mut first)?;
     let mut headers = BTreeMap::new();
     loop {
         let mut line = String::new();
@@ -122,5 +134,5 @@ fn read_request(stream: &mut BufReader<TcpStream>) -> io::Result<(BTreeMap<Strin
     let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     stream.read_exact(&mut body)?;
-    Ok((headers, String::from_utf8_lossy(&body).into_owned()))
+    Ok((first.trim_end().to_owned(), headers, body))
 }

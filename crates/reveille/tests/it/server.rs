@@ -98,6 +98,9 @@ impl Server {
         let stdout = Lines::follow(child.stdout.take().expect("it is piped"));
         let log = Lines::follow(child.stderr.take().expect("it is piped"));
         let address = log.wait(|line| {
+            if line.starts_with('{') {
+                return line.contains(r#""ready""#).then(|| json_address(line))?;
+            }
             let (_, rest) = line.split_once(" ready ")?.1.split_once("address=")?;
             rest.split(' ').next()?.parse().ok()
         });
@@ -136,6 +139,12 @@ impl Server {
         self.terminate();
         self.wait()
     }
+}
+
+/// Of a line of a log in JSON.
+fn json_address(line: &str) -> Option<SocketAddr> {
+    let line: serde_json::Value = serde_json::from_str(line).ok()?;
+    line["fields"]["address"].as_str()?.parse().ok()
 }
 
 impl Drop for Server {

@@ -16,6 +16,7 @@ use super::{Booking, Gained, News, Owner, Tenure, Then};
 impl Owner {
     pub(super) fn gain(&mut self, gained: Gained) {
         let Gained { shards, pollers, held } = gained;
+        self.shares_moved = true;
         self.shards = self.shards.iter().copied().chain(shards).collect::<BTreeSet<_>>().into_iter().collect();
         self.arrivals_incomplete = self.arrivals_under_way;
         for (id, tenure, positions) in pollers {
@@ -68,6 +69,7 @@ impl Owner {
 
     /// Forgets these shards; the attempts of theirs that have begun.
     pub(super) fn let_go(&mut self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
+        self.shares_moved = true;
         let begun = self.context.in_flight.let_go(shards);
         self.shards = self.shards.iter().copied().filter(|shard| !shards.contains(shard)).collect();
         self.window.let_go(shards);

@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use domain::{Incarnation, Revision, TargetKey, TenantId};
 use proptest::prelude::*;
+use store::{DuePage, DueRead};
 
 use super::*;
 use crate::Options;
@@ -65,21 +66,21 @@ impl Bench {
     }
 
     fn read_ahead(&mut self, now: i64) {
-        for (index, read) in self.window.plan_reads(at(now)) {
+        for (index, read) in self.window.plan_reads(at(now), |_| usize::MAX) {
             let page = self.rows.page(read);
-            assert_eq!(self.window.read(index, ReadKind::Ahead, read, &page), None);
+            assert_eq!(self.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX), None);
         }
     }
 
     /// Writes positions, reads again, as the owner does; the positions that were written.
     fn close(&mut self, now: i64) -> Option<Positions> {
         let mut written = None;
-        for (index, positions) in self.window.plan_closings(at(now)) {
+        for (index, positions) in self.window.plan_closings(at(now), |_| usize::MAX) {
             written = Some(positions);
-            let mut read = self.window.positions_written(index, positions);
+            let mut read = self.window.positions_written(index, positions, |_| usize::MAX);
             while let Some(check) = read {
                 let page = self.rows.page(check);
-                read = self.window.read(index, ReadKind::Check, check, &page);
+                read = self.window.read(index, ReadKind::Check, check, &page, |_| usize::MAX);
             }
         }
         written
@@ -129,8 +130,8 @@ fn a_second_read_that_fails_is_made_again() {
     bench.insert(key(2, 301)); // Its arrival is told too late.
     let expired = bench.expire(400);
     bench.window.resolve(expired[0]);
-    let (index, positions) = bench.window.plan_closings(at(1_000))[0];
-    assert!(bench.window.positions_written(index, positions).is_some());
+    let (index, positions) = bench.window.plan_closings(at(1_000), |_| usize::MAX)[0];
+    assert!(bench.window.positions_written(index, positions, |_| usize::MAX).is_some());
     bench.window.read_failed(index, ReadKind::Check);
     bench.close(1_001);
     let found = bench.expire(1_001);
@@ -161,11 +162,11 @@ fn done_never_passes_an_open_key_and_follows_once_it_is_resolved() {
 #[test]
 fn a_row_that_arrives_while_a_read_is_under_way_is_not_lost() {
     let mut bench = Bench::new(10_000);
-    let reads = bench.window.plan_reads(at(0));
+    let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
     let (index, read) = reads[0];
     let page = bench.rows.page(read);
     bench.arrive(key(1, 900)); // After the page was made.
-    bench.window.read(index, ReadKind::Ahead, read, &page);
+    bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX);
     let expired = bench.expire(900);
     assert_eq!(bench.numbers(&expired), [1]);
 }
@@ -174,10 +175,10 @@ fn a_row_that_arrives_while_a_read_is_under_way_is_not_lost() {
 fn a_row_beyond_a_read_that_is_under_way_is_read_in_its_turn() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 100));
-    let (index, read) = bench.window.plan_reads(at(0))[0];
+    let (index, read) = bench.window.plan_reads(at(0), |_| usize::MAX)[0];
     let page = bench.rows.page(read);
     bench.arrive(key(2, 5_000)); // After the page was made, and beyond its end.
-    bench.window.read(index, ReadKind::Ahead, read, &page);
+    bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX);
     bench.read_ahead(4_000);
     let expired = bench.expire(5_000);
     assert_eq!(bench.numbers(&expired), [1, 2]);
@@ -232,7 +233,7 @@ fn a_deferred_key_comes_back_at_its_later_position_only() {
 #[test]
 fn what_finds_no_room_is_read_again_from_the_store() {
     let mut bench = Bench::new(1);
-    // The least window is a page.
+    // In the least window a tenant has room for a page.
     for number in 0..PAGE_KEYS as u128 {
         bench.insert(key(number, 500));
     }
@@ -416,17 +417,23 @@ fn of_a_shard_that_is_let_go_nothing_is_left_once_all_has_been_given_back() {
 fn reads_and_positions_of_a_poller_that_is_gone_come_to_nothing() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
-    let reads = bench.window.plan_reads(at(0));
+    let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
     bench.window.let_go(&BTreeSet::from([POLLER.shard()]));
     for (index, read) in reads {
         let page = bench.rows.page(read);
         assert_eq!(page.keys.len(), 1);
-        assert_eq!(bench.window.read(index, ReadKind::Ahead, read, &page), None);
+        assert_eq!(bench.window.read(index, ReadKind::Ahead, read, &page, |_| usize::MAX), None);
         bench.window.read_failed(index, ReadKind::Check);
-        assert_eq!(bench.window.positions_written(index, Positions { closed: at(5), done: at(4) }), None);
+        assert_eq!(
+            bench.window.positions_written(index, Positions { closed: at(5), done: at(4) }, |_| usize::MAX),
+            None
+        );
     }
     assert_eq!(bench.window.len(), 0);
-    assert!(bench.window.plan_reads(at(500)).is_empty() && bench.window.plan_closings(at(5_000)).is_empty());
+    assert!(
+        bench.window.plan_reads(at(500), |_| usize::MAX).is_empty()
+            && bench.window.plan_closings(at(5_000), |_| usize::MAX).is_empty()
+    );
 }
 
 #[test]

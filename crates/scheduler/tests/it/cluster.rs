@@ -17,7 +17,7 @@ use store::memory::MemoryOptions;
 use crate::house::{TENANT, put_tenant, spec, tenant};
 use crate::town::*;
 
-fn both_engines(scenario: impl AsyncFn(&Simulation, MemoryOptions)) {
+pub(crate) fn both_engines(scenario: impl AsyncFn(&Simulation, MemoryOptions)) {
     for seed in 0..2 {
         for options in [MemoryOptions::default(), MemoryOptions::weak()] {
             let sim = Simulation::new(seed);

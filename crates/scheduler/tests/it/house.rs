@@ -9,7 +9,7 @@ use domain::retry::RetryPolicy;
 use domain::{AttemptResult, HttpTarget, Occurrence, Schedule, ScheduleId, Spec, Target, TenantId, Timestamp, When};
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
-use scheduler::{Create, CreateRefusal, Deliver, Delivered, Delivery, Options, Scheduler};
+use scheduler::{Create, CreateRefusal, Deliver, Delivered, Delivery, Options, Registry, Scheduler};
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Audit, SigningSecret, Store, StoreError, Tenant};
@@ -90,7 +90,7 @@ impl House {
         let calls = Arc::new(Mutex::new(Vec::new()));
         let receiver = Receiver { runtime: runtime.clone(), behaviour: Box::new(behaviour), calls: calls.clone() };
         let engine: Arc<dyn Store> = Arc::new(store.reopen(runtime.clone()));
-        let scheduler = Scheduler::start(&runtime, engine, Arc::new(receiver), options).await?;
+        let scheduler = Scheduler::start(&runtime, engine, Arc::new(receiver), options, Registry::default()).await?;
         Ok(House { runtime, store, scheduler, calls })
     }
 

@@ -3,7 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 mod cluster;
+mod conditions;
 mod firing;
 mod house;
+mod quotas;
 mod survival;
 mod town;

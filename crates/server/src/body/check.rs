@@ -8,7 +8,10 @@ use api::FieldError;
 use bytes::Bytes;
 use domain::limits::Limits;
 use domain::validate::{Field, Violation, violations};
-use domain::{Cron, CronError, HttpTarget, RetryPolicy, ScheduleId, Spec, Target, Timestamp, When, duration};
+use domain::{
+    Cron, CronError, EGRESS_REFUSED, Egress, HttpTarget, RetryPolicy, ScheduleId, Secret, Spec, Target, Timestamp,
+    When, duration,
+};
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
@@ -112,12 +115,14 @@ impl<'de> Fields<'de> for RetryFields<'de> {
 }
 
 /// Makes the schedule. What cannot be made is noted and stood in for by something valid, so that the rest is still
-/// looked at; the result means something only if nothing was noted.
+/// looked at; the result means something only if nothing was noted. `headers_kept`: those that are there beside the body's.
 pub(super) fn check(
     fields: ScheduleFields<'_>,
     named: Option<&ScheduleId>,
     limits: &Limits,
+    egress: &Egress,
     now: Timestamp,
+    headers_kept: Vec<(String, Secret)>,
     errors: &mut Errors<'_>,
 ) -> Wanted {
     let id = check_id(fields.id.as_deref(), named, errors);
@@ -132,10 +137,13 @@ pub(super) fn check(
         labels: fields.labels.map_or_else(BTreeMap::new, |labels| check_labels(labels, &mut errors.at("labels"))),
         retry: fields.retry.map_or_else(RetryPolicy::default, |retry| check_retry(&retry, &mut errors.at("retry"))),
     };
+    let Target::Http(http) = &mut spec.target;
+    http.headers.splice(0..0, headers_kept);
     for violation in violations(&spec, limits, now) {
         note_violation(&violation, errors);
     }
     let Target::Http(http) = &mut spec.target;
+    check_egress(&http.url, egress, errors);
     http.headers.iter_mut().for_each(|(name, _)| name.make_ascii_lowercase());
     Wanted { id, spec }
 }
@@ -295,15 +303,15 @@ fn stand_in_target() -> HttpTarget {
     }
 }
 
-fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, String)> {
-    let mut checked: Vec<(String, String)> = Vec::with_capacity(headers.len());
+fn check_headers(headers: Pairs<'_>, errors: &mut Errors<'_>) -> Vec<(String, Secret)> {
+    let mut checked: Vec<(String, Secret)> = Vec::with_capacity(headers.len());
     for (name, value) in headers {
         if checked.iter().take(CHECKED_MAX).any(|(other, _)| other.eq_ignore_ascii_case(&name)) {
             let hint = "join the values with commas, if the header takes a list";
             note(&mut errors.at(&name), "duplicate_field", "this header is there more than once", Some(hint));
             continue;
         }
-        checked.push((name.into_owned(), value.into_owned()));
+        checked.push((name.into_owned(), value.into_owned().into()));
     }
     checked
 }
@@ -336,6 +344,14 @@ fn check_retry(fields: &RetryFields<'_>, errors: &mut Errors<'_>) -> RetryPolicy
         // A longer first wait than the default's longest is as good as asking for that longest, too, and the reverse.
         backoff: backoff.unwrap_or(default.backoff.min(backoff_max.unwrap_or(default.backoff))),
         backoff_max: backoff_max.unwrap_or(default.backoff_max.max(backoff.unwrap_or_default())),
+    }
+}
+
+/// Names are judged when they are resolved, for each attempt.
+fn check_egress(url: &str, egress: &Egress, errors: &mut Errors<'_>) {
+    let Ok(url) = url.parse() else { return }; // Told as a violation.
+    if let Err(refusal) = egress.check_url(&url) {
+        note_told(&mut errors.at("target").at("http").at("url"), EGRESS_REFUSED, &refusal.to_string());
     }
 }
 
@@ -379,6 +395,7 @@ fn violation_code(violation: &Violation) -> &'static str {
         Violation::HeaderCount { .. } | Violation::LabelCount { .. } => "too_many",
         Violation::HeaderBytes { .. } | Violation::LabelBytes { .. } => "too_long",
         Violation::HeaderName { .. } | Violation::HeaderValue { .. } => "invalid_header",
+        Violation::HeaderRedacted { .. } => "redacted_header",
         Violation::HeaderReserved { .. } => "reserved_header",
         Violation::LabelText { .. } => "invalid_label",
         Violation::Timeout { .. }

@@ -243,7 +243,7 @@ fn note_unknown(errors: &mut Errors<'_>, key: &str, names: &[&str]) {
 }
 
 /// An object's key, borrowed unless it has escapes.
-struct Key<'de>(Cow<'de, str>);
+pub(super) struct Key<'de>(pub(super) Cow<'de, str>);
 
 impl<'de> serde::Deserialize<'de> for Key<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

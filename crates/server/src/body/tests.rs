@@ -1,5 +1,6 @@
+use domain::egress::Class;
 use domain::limits::Limits;
-use domain::{Timestamp, When};
+use domain::{Egress, Timestamp, When};
 use proptest::prelude::*;
 use serde_json::Value;
 
@@ -8,7 +9,8 @@ use super::*;
 const NOW: Timestamp = Timestamp::from_millis(2_000_000_000_000);
 
 fn read(bytes: &[u8]) -> Result<Wanted, Box<api::Problem>> {
-    read_schedule(bytes, None, &Limits::default(), NOW).map_err(|refused| Box::new(refused.into_problem(None)))
+    let egress = Egress { allow: Class::ALL.into(), ..Egress::default() };
+    read_schedule(bytes, None, &Limits::default(), &egress, NOW).map_err(|refused| Box::new(refused.into_problem(None)))
 }
 
 const VALID: [&str; 4] = [
@@ -48,7 +50,7 @@ enum Shape {
     Right,
 }
 
-fn shape(error: &api::FieldError) -> Shape {
+fn shape(error: &FieldError) -> Shape {
     match &*error.code {
         "missing_field" if error.pointer.as_deref() == Some("") => Shape::Right,
         "wrong_type" if error.detail.starts_with("this is an array") => Shape::Stricter,

@@ -23,21 +23,25 @@ use scheduler::{Create, CreateRefusal};
 use store::{StoreError, Tenant};
 use tokio::sync::oneshot;
 
-use super::check_content_type;
 use super::schedules::{never_fires, refuse_create};
+use super::{check_content_type, dry_run};
 use crate::answer;
 use crate::auth::authenticate;
 use crate::body::read_schedule;
 use crate::refusal::{Kind, Refused, refuse, to_json};
 use crate::shared::Shared;
+use crate::spans;
 use lines::{Line, Lines};
 
 const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "application/jsonl"];
 
 pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
-    let tenant = authenticate(&shared, &head.headers, store::Role::Writer)?;
+    let tenant = authenticate(&shared, &head.headers, store::Role::Writer)?.tenant;
     check_content_type(&head.headers, NDJSON)?;
+    if dry_run::is_asked(head.uri.query())? {
+        return Err(refuse(Kind::InvalidParameter, "a batch has no dry run; send its lines to POST /v1/schedules"));
+    }
     let lines = Lines::new(body, shared.options.body_bytes_max);
     let batch = Batch { shared, tenant, lines, group: Group::default(), under_way: FuturesOrdered::new() };
     let mut response = Response::new(Body::from_stream(batch.into_stream()));
@@ -130,7 +134,16 @@ impl Batch {
                 continue;
             }
             let checked = match line {
-                Line::Text(text) => read_schedule(&text, None, &self.shared.options.limits, now),
+                Line::Text(text) => {
+                    let (limits, egress) = (&self.shared.options.limits, &self.tenant.egress);
+                    match read_schedule(&text, None, limits, egress, now) {
+                        Ok(wanted) => {
+                            let admitted = self.shared.admit(&self.tenant, None, &wanted.spec, now).await;
+                            admitted.map(|()| wanted)
+                        }
+                        refused => refused,
+                    }
+                }
                 Line::Refused(refused) => Err(refused),
             };
             let checked = checked.map(|wanted| {
@@ -180,7 +193,10 @@ fn answer_group(
             (None, None) => unreachable!("the scheduler answers every request of a call"),
         });
         match outcome {
-            Ok(schedule) => write_line(&mut text, line, StatusCode::CREATED, Ok(&schedule)),
+            Ok(schedule) => {
+                spans::made_in_batch(&schedule);
+                write_line(&mut text, line, StatusCode::CREATED, Ok(&schedule));
+            }
             Err(refused) => {
                 let status = refused.status();
                 write_line(&mut text, line, status, Err(refused.into_problem(Some(shared.request_id()))));

@@ -17,6 +17,9 @@ pub(super) fn health() -> Response<Body> {
 
 /// Requests are taken. A nearly full disk refuses new schedules only, and is no reason to be sent nothing.
 pub(super) fn ready(shared: &Shared) -> Result<Response<Body>, Refused> {
+    if shared.readiness.is_withdrawn() {
+        return Err(refuse(Kind::Stopping, "this server was told to stop; send new requests to another"));
+    }
     let status = match shared.scheduler.health() {
         Health::Ready => "ready",
         Health::Full => "storage_full",

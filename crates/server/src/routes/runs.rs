@@ -14,8 +14,8 @@ use crate::auth::authenticate;
 use crate::refusal::{Kind, Refused, refuse, refuse_fields};
 use crate::shared::Shared;
 
-const PAGE_LIMIT_DEFAULT: usize = 100;
-const PAGE_LIMIT_MAX: usize = 1_000;
+pub(super) const PAGE_LIMIT_DEFAULT: usize = 100;
+pub(crate) const PAGE_LIMIT_MAX: usize = 1_000;
 
 pub(super) async fn of_schedule(
     shared: &Shared,
@@ -23,7 +23,7 @@ pub(super) async fn of_schedule(
     query: Option<&str>,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers, Role::Reader)?;
+    let tenant = authenticate(shared, headers, Role::Reader)?.tenant;
     let id = find_id(id)?;
     let page = Page::parse(query, false, RunId::parse)?;
     let runs = shared.scheduler.runs(tenant.id, id.clone(), page.after, page.limit).await?.ok_or_else(not_found)?;
@@ -35,7 +35,7 @@ pub(super) async fn dead_letters(
     query: Option<&str>,
     headers: &HeaderMap,
 ) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers, Role::Reader)?;
+    let tenant = authenticate(shared, headers, Role::Reader)?.tenant;
     let page = Page::parse(query, true, RunId::parse)?;
     let runs = shared.scheduler.dead_letters(tenant.id, page.after, page.limit).await?;
     let ids = shared.scheduler.ids(runs.iter().map(|run| run.occurrence.incarnation).collect()).await?;
@@ -50,7 +50,7 @@ fn page_answer<'a>(runs: impl Iterator<Item = (&'a Run, Option<&'a ScheduleId>)>
 }
 
 pub(super) async fn redrive(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers, Role::Writer)?;
+    let tenant = authenticate(shared, headers, Role::Writer)?.tenant;
     let not_found = || refuse(Kind::RunNotFound, "no run of your tenant has this id");
     let occurrence = RunId::parse(id).ok_or_else(not_found)?;
     match shared.scheduler.redrive(tenant.id, occurrence).await? {
@@ -114,6 +114,6 @@ impl<T> Page<T> {
     }
 }
 
-fn bad(parameter: &'static str, code: &'static str, detail: String) -> FieldError {
+pub(super) fn bad(parameter: &'static str, code: &'static str, detail: String) -> FieldError {
     FieldError { parameter: Some(parameter.into()), code: code.into(), detail, ..FieldError::default() }
 }

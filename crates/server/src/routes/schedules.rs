@@ -1,63 +1,65 @@
 //! One schedule at a time.
 
-use api::{CancelResult, Cancelled, FieldError, ScheduleSummary};
+use api::{FieldError, ScheduleSummary};
 use axum::body::Body;
 use axum::extract::Request;
-use axum::http::header::LOCATION;
+use axum::http::header::{CACHE_CONTROL, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
-use domain::{ScheduleId, When};
-use scheduler::{CancelAnswer, Create, CreateRefusal};
+use domain::{Edition, Schedule, ScheduleId, Status, When};
+use scheduler::{Create, CreateRefusal, Timing};
 use store::Role;
 
-use super::check_content_type;
+use super::{check_content_type, dry_run, once};
 use crate::answer;
 use crate::auth::authenticate;
 use crate::body::collect::collect;
 use crate::body::read_schedule;
+use crate::condition::{Condition, Unmet, with_etag};
 use crate::refusal::{Kind, Refused, refuse, refuse_fields};
 use crate::shared::Shared;
+use crate::spans;
 
-const JSON: &[&str] = &["application/json"];
+pub(super) const JSON: &[&str] = &["application/json"];
 
 pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response<Body>, Refused> {
-    let request = read(shared, None, request).await?;
+    let (head, body) = request.into_parts();
+    spans::caller(&head.headers);
+    let tenant = authenticate(shared, &head.headers, Role::Writer)?.tenant;
+    check_content_type(&head.headers, JSON)?;
+    let is_dry_run = dry_run::is_asked(head.uri.query())?;
+    let key = once::Key::read(&head.headers)?;
+    let bytes = collect(shared, &head.headers, body).await?;
+    if let Some(key) = key {
+        return once::create(shared, tenant, &key, &bytes, is_dry_run).await;
+    }
+    let now = shared.runtime.now();
+    let wanted = read_schedule(&bytes, None, &shared.options.limits, &tenant.egress, now)?;
+    shared.admit(&tenant, None, &wanted.spec, now).await?;
+    let request = Create { tenant, id: wanted.id, incarnation: None, spec: wanted.spec };
     let when = never_fires(&request);
+    if is_dry_run {
+        return would_create(shared, request).await;
+    }
     let answers = shared.scheduler.create(vec![request]).await?;
     let answer = answers.into_iter().next().expect("the scheduler answers every request of a call");
     let schedule = answer.map_err(|refusal| refuse_create(refusal, when))?;
-    Ok(made(StatusCode::CREATED, &answer::summary(&schedule)))
+    spans::made(&schedule);
+    Ok(made(StatusCode::CREATED, &answer::summary(&schedule), schedule.edition()))
 }
 
-pub(super) async fn put(shared: &Shared, id: &str, request: Request) -> Result<Response<Body>, Refused> {
-    let request = read(shared, Some(id), request).await?;
-    let when = never_fires(&request);
-    let answer = shared.scheduler.put(request).await?.map_err(|refusal| refuse_create(refusal, when))?;
-    let status = if answer.created { StatusCode::CREATED } else { StatusCode::OK };
-    Ok(made(status, &ScheduleSummary { too_late: answer.too_late, ..answer::summary(&answer.schedule) }))
+async fn would_create(shared: &Shared, request: Create) -> Result<Response<Body>, Refused> {
+    let existing = match &request.id {
+        Some(id) => shared.scheduler.get(request.tenant.id, id.clone()).await?,
+        None => None,
+    };
+    if existing.as_ref().is_some_and(|existing| existing.status != Status::Cancelled) {
+        return Err(refuse_create(CreateRefusal::Exists, never_fires(&request)));
+    }
+    dry_run::answer(shared, request, existing.as_deref(), Timing::Anew)
 }
 
-async fn read(shared: &Shared, id: Option<&str>, request: Request) -> Result<Create, Refused> {
-    let (head, body) = request.into_parts();
-    let tenant = authenticate(shared, &head.headers, Role::Writer)?;
-    let named = id.map(|id| ScheduleId::new(id).map_err(|error| bad_id(&error))).transpose()?;
-    check_content_type(&head.headers, JSON)?;
-    let bytes = collect(shared, &head.headers, body).await?;
-    let wanted = read_schedule(&bytes, named.as_ref(), &shared.options.limits, shared.runtime.now())?;
-    Ok(Create { tenant, id: wanted.id, incarnation: None, spec: wanted.spec })
-}
-
-fn bad_id(error: &domain::id::ScheduleIdError) -> Refused {
-    let errors = vec![FieldError {
-        parameter: Some("id".into()),
-        code: "invalid_id".into(),
-        detail: error.to_string(),
-        ..FieldError::default()
-    }];
-    refuse_fields(Kind::InvalidParameter, "the path names a schedule that cannot be", errors)
-}
-
-fn made(status: StatusCode, summary: &ScheduleSummary<'_>) -> Response<Body> {
-    let mut response = answer::json(status, summary);
+pub(super) fn made(status: StatusCode, summary: &ScheduleSummary<'_>, edition: Edition) -> Response<Body> {
+    let mut response = with_etag(answer::json(status, summary), edition);
     if status == StatusCode::CREATED {
         let place = format!("/v1/schedules/{}", summary.id);
         if let Ok(place) = HeaderValue::try_from(place) {
@@ -97,23 +99,31 @@ pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refus
 }
 
 pub(super) async fn get(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers, Role::Reader)?;
+    let tenant = authenticate(shared, headers, Role::Reader)?.tenant;
     let id = find_id(id)?;
-    let schedule = shared.scheduler.get(tenant.id, id).await?.ok_or_else(not_found)?;
-    let schedule = answer::schedule(&schedule)
-        .ok_or_else(|| refuse(Kind::StoreDamaged, "the payload that is stored is not the one that was sent"))?;
-    Ok(answer::json(StatusCode::OK, &schedule))
+    let condition = Condition::read(headers)?;
+    let found = shared.scheduler.get(tenant.id, id).await?.ok_or_else(not_found)?;
+    let response = match condition.check(Some(&found)) {
+        Ok(()) => answer::json(StatusCode::OK, &shown(&found)?),
+        Err(Unmet::Match) => return Err(Unmet::Match.refuse()),
+        Err(Unmet::NoneMatch) => {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+            response
+        }
+    };
+    // No cache in between may ask with the tag by itself: whether it is the same edition is not all that a reader may want.
+    Ok(no_store(with_etag(response, found.edition())))
 }
 
-pub(super) async fn cancel(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers, Role::Writer)?;
-    let (status, result, decided_by) = match shared.scheduler.cancel(tenant.id, find_id(id)?).await? {
-        CancelAnswer::NotFound => return Err(not_found()),
-        CancelAnswer::Cancelled => (StatusCode::OK, CancelResult::Cancelled, None),
-        CancelAnswer::TooLate => (StatusCode::OK, CancelResult::TooLate, None),
-        CancelAnswer::Pending { decided_by } => (StatusCode::ACCEPTED, CancelResult::Pending, Some(decided_by)),
-    };
-    Ok(answer::json(status, &Cancelled { result, decided_by: decided_by.map(answer::time) }))
+pub(super) fn shown(schedule: &Schedule) -> Result<api::Schedule, Refused> {
+    answer::schedule(schedule)
+        .ok_or_else(|| refuse(Kind::StoreDamaged, "the payload that is stored is not the one that was sent"))
+}
+
+fn no_store(mut response: Response<Body>) -> Response<Body> {
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 /// The id in a path; one that cannot be is simply not there.

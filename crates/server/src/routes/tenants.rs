@@ -2,6 +2,8 @@
 //!
 //! Every change is made to the tenant as it is now, under its next version, and told in its audit log.
 
+pub(super) mod settings;
+
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -12,11 +14,12 @@ use serde::de::DeserializeOwned;
 use store::{ApiKey, Audit, Role, SigningSecret, Tenant};
 
 use super::check_content_type;
+use super::quotas::{set_ceilings, set_quotas, sheet_of};
 use super::runs::Page;
 use crate::answer;
 use crate::auth::{caller, check_role};
 use crate::body::collect::collect;
-use crate::credentials::{new_key, new_signing_secret, signing_secret_text};
+use crate::credentials::{new_key, new_signing_secret};
 use crate::refusal::{Kind, Refused, refuse};
 use crate::shared::Shared;
 
@@ -47,7 +50,7 @@ async fn fresh(shared: &Shared, actor: &str) -> Result<Vec<Tenant>, Refused> {
 }
 
 /// Changes the tenant as it is in the store.
-async fn change<T>(
+pub(super) async fn change<T>(
     shared: &Shared,
     id: TenantId,
     actor: &str,
@@ -97,7 +100,8 @@ fn not_found() -> Refused {
 pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
     let operator = operator(shared, &head.headers)?;
-    let api::TenantRequest { name } = read(shared, &head.headers, body).await?;
+    let api::TenantRequest { name, quotas, ceilings, egress } = read(shared, &head.headers, body).await?;
+    let egress = settings::egress_from(&egress)?;
     if ScheduleId::new(&name).is_err() {
         return Err(refuse(Kind::InvalidRequest, "a tenant's name is 1 to 128 of A-Z, a-z, 0-9, _ and -"));
     }
@@ -107,14 +111,23 @@ pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response
             return Err(refuse(Kind::TenantExists, "choose another name"));
         }
         let id = TenantId(tenants.iter().map(|tenant| tenant.id.0).max().unwrap_or(0) + 1);
-        let secret = new_signing_secret(&shared.runtime);
+        let (secret, text) = new_signing_secret(&shared.runtime);
         let (key, bearer) = new_key(&shared.runtime, Role::Admin, "", None);
-        let mut tenant = Tenant::new(id, &name, shared.options.tenant_pollers, secret.clone());
-        tenant.keys.push(key.clone());
+        let mut tenant = Tenant {
+            keys: vec![key.clone()],
+            quotas: shared.options.tenant_quotas,
+            ceilings: shared.options.tenant_ceilings,
+            egress: egress.clone(),
+            ..Tenant::new(id, &name, 1, secret.clone())
+        };
+        set_ceilings(&mut tenant, &ceilings);
+        set_quotas(&mut tenant, &quotas)?;
+        tenant.generations.clear();
+        tenant.generations.push(tenant.pollers_needed(shared.options.tenant_pollers));
         let made = api::TenantMade {
             tenant: tenant_of(&tenant),
-            key: api::KeyMade { key: key_of(&key), secret: bearer },
-            signing_secret: secret_made(&secret),
+            key: api::KeyMade { key: key_of(&key), secret: api::Secret(bearer) },
+            signing_secret: secret_made(&secret, text),
         };
         let act = Act { actor: &operator.id, action: "tenant.create", subject: name.clone() };
         if put(shared, tenant, &act).await? {
@@ -136,6 +149,22 @@ pub(super) async fn get(shared: &Shared, name: &str, headers: &HeaderMap) -> Res
     Ok(answer::json(StatusCode::OK, &tenant_of(&tenant)))
 }
 
+/// By an operator: what the tenant may use, how high it may set that, and where its callbacks may go.
+pub(super) async fn patch(shared: &Shared, name: &str, request: Request) -> Result<Response<Body>, Refused> {
+    let (head, body) = request.into_parts();
+    let operator = operator(shared, &head.headers)?;
+    let tenant = shared.scheduler.tenant(name).ok_or_else(not_found)?;
+    check_content_type(&head.headers, &["application/merge-patch+json", "application/json"])?;
+    let settings::Patch { quotas, ceilings, egress } = parse(&collect(shared, &head.headers, body).await?)?;
+    let changed = settings::change_settings(shared, &tenant, &operator, "tenant.update", |tenant| {
+        settings::merge_egress(tenant, &egress)?;
+        set_ceilings(tenant, &ceilings);
+        set_quotas(tenant, &quotas)
+    })
+    .await?;
+    Ok(answer::json(StatusCode::OK, &tenant_of(&changed)))
+}
+
 pub(super) async fn create_key(shared: &Shared, name: &str, request: Request) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
     let (tenant, actor) = administered(shared, name, &head.headers)?;
@@ -153,7 +182,7 @@ pub(super) async fn create_key(shared: &Shared, name: &str, request: Request) ->
         return Err(refuse(Kind::InvalidRequest, "`expires_at` is in the past"));
     }
     let (key, bearer) = new_key(&shared.runtime, role, &asked.name, expires_at);
-    let made = api::KeyMade { key: key_of(&key), secret: bearer };
+    let made = api::KeyMade { key: key_of(&key), secret: api::Secret(bearer) };
     change(shared, tenant.id, &actor.id, "key.create", |tenant| {
         if tenant.keys.len() >= KEYS_MAX {
             return Err(refuse(Kind::TooMany, format!("a tenant has at most {KEYS_MAX} keys; revoke one first")));
@@ -197,7 +226,7 @@ pub(super) async fn create_secret(shared: &Shared, name: &str, headers: &HeaderM
     if tenant.id == Tenant::OPERATOR {
         return Err(refuse(Kind::InvalidRequest, "operators have no callbacks to sign"));
     }
-    let secret = new_signing_secret(&shared.runtime);
+    let (secret, text) = new_signing_secret(&shared.runtime);
     change(shared, tenant.id, &actor.id, "signing_secret.create", |tenant| {
         if tenant.signing_secrets.len() >= SIGNING_SECRETS_MAX {
             return Err(refuse(
@@ -209,7 +238,7 @@ pub(super) async fn create_secret(shared: &Shared, name: &str, headers: &HeaderM
         Ok((secret.id.clone(), ()))
     })
     .await?;
-    Ok(answer::json(StatusCode::CREATED, &secret_made(&secret)))
+    Ok(answer::json(StatusCode::CREATED, &secret_made(&secret, text)))
 }
 
 pub(super) async fn secrets(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
@@ -254,17 +283,26 @@ pub(super) async fn audit(
 }
 
 /// A small body.
-async fn read<T: DeserializeOwned>(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<T, Refused> {
+pub(super) async fn read<T: DeserializeOwned>(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<T, Refused> {
     check_content_type(headers, &["application/json"])?;
-    let bytes = collect(shared, headers, body).await?;
-    serde_json::from_slice(&bytes).map_err(|error| match error.classify() {
+    parse(&collect(shared, headers, body).await?)
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
+    // Fields by their places would be taken, too.
+    if bytes.trim_ascii_start().first().is_some_and(|first| b"[\"-0123456789tfn".contains(first)) {
+        return Err(refuse(Kind::InvalidRequest, "the body is to be a JSON object"));
+    }
+    serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => refuse(Kind::InvalidRequest, error.to_string()),
         _ => refuse(Kind::MalformedJson, format!("{error}; send one JSON object in UTF-8")),
     })
 }
 
 fn tenant_of(tenant: &Tenant) -> api::Tenant {
-    api::Tenant { name: tenant.name.clone(), version: tenant.version, keys: tenant.keys.len() }
+    let (api::QuotaSheet { quotas, ceilings }, egress) = (sheet_of(tenant), settings::egress_of(tenant));
+    let (name, version, keys) = (tenant.name.clone(), tenant.version, tenant.keys.len());
+    api::Tenant { name, version, keys, quotas, ceilings, egress }
 }
 
 fn key_of(key: &ApiKey) -> api::Key {
@@ -295,8 +333,8 @@ fn secret_of(secret: &SigningSecret) -> api::SigningSecret {
     api::SigningSecret { id: secret.id.clone(), created_at: answer::time(secret.created_at) }
 }
 
-fn secret_made(secret: &SigningSecret) -> api::SigningSecretMade {
-    api::SigningSecretMade { signing_secret: secret_of(secret), secret: signing_secret_text(secret) }
+fn secret_made(secret: &SigningSecret, text: String) -> api::SigningSecretMade {
+    api::SigningSecretMade { signing_secret: secret_of(secret), secret: api::Secret(text) }
 }
 
 fn entry_of(entry: &Audit) -> api::AuditEntry {

@@ -455,18 +455,18 @@ async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
     .assert_eq(&world.send("GET", "/v2/schedules", "").await.shown());
     expect![[r#"
         405
-        allow: GET,HEAD,PUT,DELETE
+        allow: GET,HEAD,PUT,PATCH,DELETE
         content-type: application/problem+json
         {
           "code": "method_not_allowed",
-          "detail": "PATCH is not taken here; the Allow header says what is",
+          "detail": "OPTIONS is not taken here; the Allow header says what is",
           "request_id": "REQUEST",
           "status": 405,
           "title": "The path does not take this method",
           "type": "urn:reveille:problem:method_not_allowed"
         }
     "#]]
-    .assert_eq(&world.send("PATCH", "/v1/schedules/a", "").await.shown());
+    .assert_eq(&world.send("OPTIONS", "/v1/schedules/a", "").await.shown());
     let headers = format!("authorization: Bearer {KEY}\r\ncontent-type: application/x-www-form-urlencoded\r\n");
     let mut connection = world.connect().await;
     expect![[r#"

@@ -31,6 +31,19 @@ async fn a_closed_store_is_not_ready() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_about_to_stop_is_not_ready_and_answers_all_else() {
+    let world = World::start().await;
+    let mut kept = world.connect().await;
+    assert_eq!(kept.request("GET", "/readyz", "", b"").await.status, 200);
+    world.readiness.withdraw();
+    let ready = kept.request("GET", "/readyz", "", b"").await;
+    assert_eq!((ready.status, ready.text("/code").as_str()), (503, "stopping"));
+    assert_eq!(world.send("GET", "/healthz", "").await.status, 200);
+    assert_eq!(world.send("POST", "/v1/schedules", &body("")).await.status, 201);
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn metrics_count_requests_by_route_and_never_by_path() {
     let world = World::start().await;
     world.send("GET", "/v1/schedules/of-a-tenant", "").await;

@@ -101,7 +101,7 @@ async fn everything_that_was_asked_for_is_read_back() {
           "target": {
             "http": {
               "headers": {
-                "x-team": "red"
+                "x-team": "[redacted]"
               },
               "method": "PUT",
               "timeout": "3s",

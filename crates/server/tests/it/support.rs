@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{AttemptResult, Target, TenantId, Timestamp};
+use domain::egress::Class;
+use domain::{AttemptResult, Egress, Target, TenantId, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Scheduler};
 use serde_json::Value;
-use server::{Options, Server};
+use server::{Options, Readiness, Server};
 use sha2::{Digest, Sha256};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{ApiKey, Audit, Role, SigningSecret, Store, Tenant};
@@ -27,6 +28,7 @@ pub(crate) struct World {
     pub(crate) runtime: Runtime,
     pub(crate) store: Arc<MemoryStore>,
     pub(crate) address: SocketAddr,
+    pub(crate) readiness: Readiness,
     scheduler: Scheduler,
     stop: CancellationToken,
     serving: BoxFuture<'static, ()>,
@@ -45,14 +47,21 @@ impl World {
             store.put_tenant(tenant, entry).await.unwrap().unwrap();
         }
         let deliver = Arc::new(DeliverByPath);
-        let scheduler =
-            Scheduler::start(&runtime, store.clone(), deliver, scheduler::Options::default()).await.unwrap();
+        let scheduler = Scheduler::start(
+            &runtime,
+            store.clone(),
+            deliver,
+            scheduler::Options::default(),
+            scheduler::Registry::default(),
+        )
+        .await
+        .unwrap();
         let options = Options { listen: SocketAddr::from(([127, 0, 0, 1], 0)), ..options };
         let server = Server::bind(runtime.clone(), scheduler.clone(), options).await.unwrap();
-        let address = server.local_addr();
+        let (address, readiness) = (server.local_addr(), server.readiness());
         let stop = CancellationToken::new();
         let serving = runtime.spawn("server", server.serve_until(stop.clone().cancelled_owned())).end;
-        World { runtime, store, address, scheduler, stop, serving: serving.map(drop).boxed() }
+        World { runtime, store, address, readiness, scheduler, stop, serving: serving.map(drop).boxed() }
     }
 
     /// Ends the server in the way an operator would; only then is it known that nothing was left open.
@@ -76,6 +85,16 @@ impl World {
         self.send_as(KEY, method, path, body).await
     }
 
+    /// With more headers; one of these may say another media type.
+    pub(crate) async fn send_if(&self, method: &str, path: &str, more: &[(&str, &str)], body: &str) -> Answer {
+        let mut headers = format!("authorization: Bearer {KEY}\r\n");
+        if !more.iter().any(|(name, _)| *name == "content-type") {
+            headers += "content-type: application/json\r\n";
+        }
+        headers.extend(more.iter().map(|(name, value)| format!("{name}: {value}\r\n")));
+        self.connect().await.request(method, path, &headers, body.as_bytes()).await
+    }
+
     pub(crate) async fn send_as(&self, key: &str, method: &str, path: &str, body: &str) -> Answer {
         let media = if path.ends_with(":batch") { "application/x-ndjson" } else { "application/json" };
         let headers = format!("authorization: Bearer {key}\r\ncontent-type: {media}\r\n");
@@ -89,19 +108,19 @@ fn admin(key: &str) -> ApiKey {
 }
 
 fn operators() -> Tenant {
+    let secret = SigningSecret::first(Vec::new(), Timestamp::MIN);
     Tenant {
-        id: Tenant::OPERATOR,
-        name: "operator".to_owned(),
-        version: 1,
         generations: Vec::new(),
         signing_secrets: Vec::new(),
         keys: vec![ApiKey { role: Role::Operator, ..admin(OPERATOR_KEY) }],
+        ..Tenant::new(Tenant::OPERATOR, "operator", 1, secret)
     }
 }
 
 fn tenant(number: u32, key: &str) -> Tenant {
     let secret = SigningSecret::first(vec![7; 32], Timestamp::MIN);
-    Tenant { keys: vec![admin(key)], ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
+    let egress = Egress { allow: [Class::Loopback].into(), ..Egress::default() };
+    Tenant { keys: vec![admin(key)], egress, ..Tenant::new(TenantId(number), &format!("tenant-{number}"), 4, secret) }
 }
 
 /// Stands for the world outside: it answers by the last part of the path it is called with.

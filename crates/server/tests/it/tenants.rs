@@ -14,6 +14,8 @@ async fn key(world: &World, body: &Value) -> String {
     made.text("/secret")
 }
 
+const MADE: &str = r#"{"name":"billing","egress":{"allow":["loopback"]}}"#;
+
 fn named(id: &str) -> String {
     body(&format!(r#","id":"{id}""#))
 }
@@ -27,7 +29,7 @@ async fn code(world: &World, key: &str, method: &str, path: &str, body: &str) ->
 #[tokio::test]
 async fn an_operator_makes_a_tenant_whose_key_works_at_once() {
     let world = World::start().await;
-    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"billing"}"#).await;
+    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", MADE).await;
     assert_eq!(made.status, 201, "{}", made.body);
     assert!(made.text("/signing_secret/secret").starts_with("whsec_"));
     let admin = made.text("/key/secret");
@@ -278,5 +280,110 @@ async fn a_tenant_has_no_more_keys_than_it_may() {
     world.store.put_tenant(tenant, entry).await.unwrap().unwrap();
     let refused = code(&world, KEY, "POST", "/v1/tenants/tenant-1/keys", r#"{"role":"reader"}"#).await;
     assert_eq!(refused, (409, "too_many".to_owned()));
+    world.stop().await;
+}
+
+const TENANT: &str = "/v1/tenants/tenant-1";
+
+#[tokio::test]
+async fn an_operator_says_where_a_tenant_may_call() {
+    let world = World::start().await;
+    let get = async || world.send("GET", TENANT, "").await.json();
+    let before = get().await;
+    let some = json!({"allow": ["loopback"], "allow_networks": [], "forbid_http": false});
+    assert_eq!((&before["egress"], &before["version"]), (&some, &json!(1)));
+
+    let patch = async |body: Value| world.send_as(OPERATOR_KEY, "PATCH", TENANT, &body.to_string()).await;
+    let patched = patch(json!({"egress": {"allow_networks": ["10.1.0.0/16", "192.0.2.7"]}})).await;
+    let more = json!({"allow": ["loopback"], "allow_networks": ["10.1.0.0/16", "192.0.2.7/32"], "forbid_http": false});
+    assert_eq!((patched.status, &patched.json()["egress"]), (200, &more), "{}", patched.body);
+    assert_eq!(patched.json(), get().await, "it answers what it is from now on");
+    let patched = patch(json!({"egress": {"allow": null, "forbid_http": true}})).await.json();
+    let other = json!({"allow": [], "allow_networks": ["10.1.0.0/16", "192.0.2.7/32"], "forbid_http": true});
+    assert_eq!((&patched["egress"], &patched["version"]), (&other, &json!(3)));
+    assert_eq!(patch(json!({"egress": null})).await.json()["egress"], none());
+    assert_eq!(patch(json!({})).await.status, 200);
+
+    let told = world.send("GET", "/v1/tenants/tenant-1/audit", "").await;
+    let subject = format!("egress {some} -> {more}");
+    assert_eq!((told.text("/entries/1/action"), told.text("/entries/1/subject")), ("tenant.update".into(), subject));
+
+    let body = r#"{"name":"inside","egress":{"allow":["private","shared"]}}"#;
+    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;
+    assert_eq!(made.json()["tenant"]["egress"]["allow"], json!(["private", "shared"]), "{}", made.body);
+    let made = world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", r#"{"name":"outside"}"#).await;
+    assert_eq!(made.json()["tenant"]["egress"], none());
+    world.stop().await;
+}
+
+fn none() -> Value {
+    json!({"allow": [], "allow_networks": [], "forbid_http": false})
+}
+
+#[tokio::test]
+async fn a_setting_that_cannot_be_is_refused_and_changes_nothing() {
+    let world = World::start().await;
+    let many: Vec<String> = (0..33).map(|n| format!("10.{n}.0.0/16")).collect();
+    for wrong in [
+        json!({"egres": {}}),
+        json!({"egres": null}),
+        json!({"egress": {"allow": ["public"]}}),
+        json!({"egress": {"allow": ["Loopback"]}}),
+        json!({"egress": {"allow": "loopback"}}),
+        json!({"egress": {"deny": []}}),
+        json!({"egress": {"deny": null}}),
+        json!({"egress": {"forbid_http": 1}}),
+        json!({"egress": {"allow_networks": ["10.0.0.1/8"]}}),
+        json!({"egress": {"allow_networks": ["example.org"]}}),
+        json!({"egress": {"allow_networks": many}}),
+        json!({"egress": []}),
+        json!({"name": "other"}),
+        json!([]),
+        json!(null),
+    ] {
+        let refused = code(&world, OPERATOR_KEY, "PATCH", TENANT, &wrong.to_string()).await;
+        assert_eq!(refused, (422, "invalid_request".to_owned()), "{wrong}");
+    }
+    assert_eq!(code(&world, OPERATOR_KEY, "PATCH", TENANT, "{").await.1, "malformed_json");
+    let operators = code(&world, OPERATOR_KEY, "PATCH", "/v1/tenants/operator", r#"{"egress":{}}"#).await;
+    assert_eq!(operators, (422, "invalid_request".to_owned()));
+    let unknown = code(&world, OPERATOR_KEY, "PATCH", "/v1/tenants/nobody", r#"{"egress":{}}"#).await;
+    assert_eq!(unknown, (404, "tenant_not_found".to_owned()));
+    for key in [KEY, FOREIGN_KEY] {
+        let refused = code(&world, key, "PATCH", TENANT, r#"{"egress":{"allow":["private"]}}"#).await;
+        assert_eq!(refused, (403, "role_forbidden".to_owned()), "an admin does not open the operator's network");
+    }
+    assert_eq!(world.send("GET", TENANT, "").await.json()["version"], 1);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_target_that_would_be_refused_now_is_refused_when_it_is_asked_for() {
+    let world = World::start().await;
+    let at = |url: &str| format!(r#"{{"every":"1h","target":{{"http":{{"url":"{url}"}}}}}}"#);
+    let refused = async |url: &str| {
+        let answer = world.send("POST", "/v1/schedules", &at(url)).await;
+        assert_eq!(answer.status, 422, "{url}: {}", answer.body);
+        assert_eq!(answer.text("/errors/0/pointer"), "/target/http/url");
+        answer.text("/errors/0/code")
+    };
+    for url in
+        ["http://10.0.0.1/", "https://[fd00::1]/", "http://169.254.169.254/latest", "http://[::ffff:10.0.0.1]:8/"]
+    {
+        assert_eq!(refused(url).await, "egress_refused", "{url}");
+        let put = world.send("PUT", "/v1/schedules/a", &at(url)).await;
+        assert_eq!((put.status, &*put.text("/errors/0/code")), (422, "egress_refused"));
+        let line = world.send("POST", "/v1/schedules:batch", &at(url)).await;
+        assert_eq!(line.text("/problem/errors/0/code"), "egress_refused", "{}", line.body);
+    }
+    for url in ["http://127.0.0.1/", "http://8.8.8.8/", "http://a.name.of.somebody/"] {
+        assert_eq!(world.send("POST", "/v1/schedules", &at(url)).await.status, 201, "{url}");
+    }
+    let strict = r#"{"egress":{"forbid_http":true,"allow":["private"]}}"#;
+    assert_eq!(world.send_as(OPERATOR_KEY, "PATCH", TENANT, strict).await.status, 200);
+    for url in ["http://8.8.8.8/", "http://a.name.of.somebody/", "https://127.0.0.1/"] {
+        assert_eq!(refused(url).await, "egress_refused", "{url}");
+    }
+    assert_eq!(world.send("POST", "/v1/schedules", &at("https://10.0.0.1/")).await.status, 201);
     world.stop().await;
 }

@@ -9,8 +9,8 @@ use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Sh
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use store::{
-    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark, Marked,
-    Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage,
+    ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
 };
 
 use super::mutant::Mutant;
@@ -75,6 +75,10 @@ impl Store for FarStore {
         self.over(self.store.load(incarnations))
     }
 
+    fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
+        self.over(self.store.list(read))
+    }
+
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
         self.over(self.store.find_runs(occurrences))
     }
@@ -85,6 +89,10 @@ impl Store for FarStore {
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.over(self.store.dead_letters(tenant, after, limit))
+    }
+
+    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
+        self.over(self.store.active(tenants))
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {

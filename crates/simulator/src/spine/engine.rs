@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use domain::Incarnation;
 use runtime::{Runtime, TaskSet};
-use scheduler::{Options, Scheduler};
+use scheduler::{Options, Registry, Scheduler};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Store, Tenant};
 use store_embedded::{EmbeddedStore, IndexKind};
@@ -139,7 +139,8 @@ impl Engine {
                 user::put_tenant(&*store, tenant()).await.ok()?;
             }
             let options = Options { in_flight_per_target: 8, ..Options::default() };
-            let scheduler = Scheduler::start(&runtime, store.clone(), Arc::new(receiver), options).await;
+            let scheduler =
+                Scheduler::start(&runtime, store.clone(), Arc::new(receiver), options, Registry::default()).await;
             let scheduler = scheduler.inspect_err(|error| sim.note(&format!("no start: {error}"))).ok()?;
             Some(Life { runtime, scheduler, store, _tasks: tasks })
         }

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use runtime::{Disk, DiskFile, Monotonic, OpenMode, Place, Runtime, TaskHandle, World};
 use store::{
     Answer, Arrival, Audit, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted,
-    Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
+    ListPage, ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
 };
 
 /// A bug that somebody could have written.
@@ -112,6 +112,10 @@ impl Store for Mutated {
         })
     }
 
+    fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
+        self.store.list(read)
+    }
+
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
         self.store.find_runs(occurrences)
     }
@@ -122,6 +126,10 @@ impl Store for Mutated {
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> Answer<'_, Vec<Run>> {
         self.store.dead_letters(tenant, after, limit)
+    }
+
+    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
+        self.store.active(tenants)
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {
@@ -197,7 +205,10 @@ impl Store for Mutated {
             if self.mutant == Mutant::ReadsClosedBeforeItsRow {
                 // The bug is the creators' alone: owners write no row where it is done.
                 for write in &mut writes {
-                    if let Change::Put(Insert { due, .. }) | Change::Redrive { due, .. } = &mut write.change {
+                    if let Change::Put(Insert { due, .. })
+                    | Change::PutIf { insert: Insert { due, .. }, .. }
+                    | Change::Redrive { due, .. } = &mut write.change
+                    {
                         let closed = self.store.closed(vec![write.poller]).await?;
                         due.position = closed
                             .into_iter()

@@ -26,10 +26,20 @@ impl Machine {
             return refused(WriteRefusal::Superseded);
         }
         match &write.change {
-            ChangeItem::Put(insert) => self.put(at, poller, insert),
+            ChangeItem::Put(insert) => self.put(at, poller, insert, |_| true),
+            ChangeItem::PutIf { insert, seen } => self.put(at, poller, insert, |known| known.map(Known::seen) == *seen),
+            ChangeItem::CancelIf(edition) => match self.rows.changed(edition.incarnation, at)? {
+                Some(changed)
+                    if changed.state.revision == edition.revision && changed.state.status != Status::Cancelled =>
+                {
+                    self.cancel(at, poller.tenant, edition.incarnation, changed);
+                    DONE
+                }
+                Some(_) | None => refused(WriteRefusal::Changed),
+            },
             ChangeItem::Cancel(incarnation) => match self.rows.changed(*incarnation, at)? {
                 Some(changed) if changed.state.status != Status::Cancelled => {
-                    self.cancel(at, *incarnation, changed);
+                    self.cancel(at, poller.tenant, *incarnation, changed);
                     DONE
                 }
                 Some(_) | None => refused(WriteRefusal::NotFound),
@@ -40,7 +50,7 @@ impl Machine {
             }
             ChangeItem::End { incarnation, revision } => match self.rows.changed(*incarnation, at)? {
                 Some(changed) => {
-                    self.end(at, *incarnation, changed, *revision);
+                    self.end(at, poller, *incarnation, changed, *revision);
                     DONE
                 }
                 None => refused(WriteRefusal::NotFound),
@@ -57,18 +67,29 @@ impl Machine {
         }
     }
 
-    fn put(&self, at: Sequence, poller: PollerId, insert: &InsertItem<'_>) -> Outcome {
+    /// `may`: whether what has the id may be replaced, or given away.
+    fn put(
+        &self,
+        at: Sequence,
+        poller: PollerId,
+        insert: &InsertItem<'_>,
+        may: impl Fn(Option<&Known>) -> bool,
+    ) -> Outcome {
         let offered = insert.head;
+        let known = self.rows.find(offered.tenant, insert.id, at)?;
+        if !may(known.as_ref()) {
+            return refused(WriteRefusal::Changed);
+        }
         let mut due = insert.due;
         due.position = self.settle(poller, due.position);
-        let (before, row) = match self.rows.find(offered.tenant, insert.id, at)? {
+        let (before, row) = match known {
             Some(known) if known.changed.state.status != Status::Cancelled => {
                 let before = known.changed.state.status;
                 (Some(before), self.replace(at, &known, insert)?)
             }
             Some(_) if self.rows.is_number_used(offered.incarnation, at)? => return refused(WriteRefusal::NotFound),
             cancelled => {
-                self.write_new(at, insert);
+                self.write_new(at, insert)?;
                 (cancelled.map(|_| Status::Cancelled), insert.row.to_vec())
             }
         };
@@ -94,8 +115,20 @@ impl Machine {
         };
         let row = row::patch(insert.row, &head);
         let number = insert.head.incarnation;
+        // First, so that a row that is damaged leaves all as it was.
+        let labels = |row: &[u8]| row::labels(row).map_err(|error| self.rows.malformed(number, error));
+        let (labels, labels_before) = (labels(&row)?, labels(&known.row)?);
         self.index().put(Family::Rows, &key::row(number), &row, at);
         self.write_changed(at, known.incarnation, &Changed { state, row: number });
+        // The first row stays: it tells a creation that comes again.
+        if known.changed.row != known.incarnation && known.changed.row != number {
+            self.index().remove(Family::Rows, &key::row(known.changed.row), at);
+        }
+        self.memory().active.change(before.tenant, Some(known.changed.state.status), state.status);
+        if known.changed.state.status != state.status {
+            self.write_listed(at, head.tenant, known.incarnation, state.status);
+        }
+        self.write_labels(at, head.tenant, known.incarnation, &labels, &labels_before);
         Ok(row)
     }
 
@@ -116,16 +149,18 @@ impl Machine {
             self.index().put(Family::Points, &key::dead_letter(run.tenant, of), &[], at);
         }
         if ends {
-            self.end(at, of.incarnation, changed, of.revision);
+            self.end(at, poller, of.incarnation, changed, of.revision);
         }
         DONE
     }
 
-    fn end(&self, at: Sequence, incarnation: Incarnation, mut changed: Changed, revision: Revision) {
+    fn end(&self, at: Sequence, poller: PollerId, incarnation: Incarnation, mut changed: Changed, revision: Revision) {
         if is_live_at(&changed, revision) {
+            self.memory().active.change(poller.tenant, Some(Status::Active), Status::Ended);
             changed.state.status = Status::Ended;
             changed.state.next = None;
             self.write_changed(at, incarnation, &changed);
+            self.write_listed(at, poller.tenant, incarnation, Status::Ended);
         }
     }
 
@@ -157,7 +192,11 @@ impl Machine {
             return refused(WriteRefusal::NotFound);
         }
         self.write_due(at, poller, due);
-        self.index().remove_point(&dead_letter, at);
+        self.index().remove(Family::Points, &dead_letter, at);
+        // However long it has been over, its schedule is needed again: written anew, it is young.
+        if let Some(changed) = self.rows.changed(of.incarnation, at)? {
+            self.write_changed(at, of.incarnation, &changed);
+        }
         DONE
     }
 

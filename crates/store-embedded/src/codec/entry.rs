@@ -1,6 +1,8 @@
 //! Journal entries: one call's batch, or a part of it. Items are decoded one by one and borrow the entry's bytes.
 
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ScheduleId, ShardId, TenantId, Term};
+use domain::{
+    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Seen, ShardId, TenantId, Term, Timestamp,
+};
 use store::{Audit, Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, Tenant};
 
 use super::{Malformed, Put, Take, row, run, tenant};
@@ -19,6 +21,7 @@ pub(crate) enum Kind {
     Write = 6,
     HandOver = 7,
     ChangeTenant = 8,
+    Forget = 9,
 }
 
 /// Builds the entries of one call: a new one is begun when the present one has grown to `entry_len_max`.
@@ -104,6 +107,30 @@ impl Builder {
         self.item(|out| put_write(out, write));
     }
 
+    pub(crate) fn forget(&mut self, item: &ForgetItem) {
+        self.item(|out| match item {
+            ForgetItem::Tick(at) => {
+                out.u8(0);
+                out.timestamp(*at);
+            }
+            ForgetItem::DropTick(at) => {
+                out.u8(1);
+                out.timestamp(*at);
+            }
+            ForgetItem::Run { of, seen } => {
+                out.u8(2);
+                out.occurrence(of);
+                out.u64(*seen);
+            }
+            ForgetItem::Schedule { incarnation, seen, before } => {
+                out.u8(3);
+                out.u128(incarnation.0);
+                out.u64(*seen);
+                out.timestamp(*before);
+            }
+        });
+    }
+
     pub(crate) fn hand_over(&mut self, list: &HandOver) {
         self.item(|out| {
             out.u16(list.shard.0);
@@ -149,6 +176,11 @@ pub(crate) fn take_attempts(value: &[u8]) -> Result<Vec<HandedOver>, Malformed> 
 fn put_insert(out: &mut Vec<u8>, insert: &Insert) {
     out.due(&insert.due);
     put_blob_of(out, |out| row::put(out, &insert.schedule));
+}
+
+fn put_edition(out: &mut Vec<u8>, edition: &Edition) {
+    out.u128(edition.incarnation.0);
+    out.u32(edition.revision.0);
 }
 
 fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
@@ -197,6 +229,20 @@ fn put_write(out: &mut Vec<u8>, write: &OwnerWrite) {
             out.timestamp(positions.closed);
             out.timestamp(positions.done);
         }
+        Change::PutIf { insert, seen } => {
+            out.u8(8);
+            out.u8(u8::from(seen.is_some()));
+            if let Some(Seen { edition, next }) = seen {
+                put_edition(out, edition);
+                out.u8(u8::from(next.is_some()));
+                out.timestamp(next.unwrap_or_default());
+            }
+            put_insert(out, insert);
+        }
+        Change::CancelIf(edition) => {
+            out.u8(9);
+            put_edition(out, edition);
+        }
     }
 }
 
@@ -227,7 +273,9 @@ pub(crate) struct WriteItem<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ChangeItem<'a> {
     Put(InsertItem<'a>),
+    PutIf { insert: InsertItem<'a>, seen: Option<Seen> },
     Cancel(Incarnation),
+    CancelIf(Edition),
     Run { run: RunItem<'a>, then: Option<DueKey>, ends: bool },
     Advance { incarnation: Incarnation, revision: Revision, due: DueKey },
     End { incarnation: Incarnation, revision: Revision },
@@ -255,6 +303,19 @@ pub(crate) struct TenantItem<'a> {
     pub entry: &'a [u8],
 }
 
+/// What is noted for forgetting, and what is forgotten: if it is still as it was seen, written at that sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ForgetItem {
+    /// The clock shows this: what is written from now on is younger.
+    Tick(Timestamp),
+    /// Such a note is of no more use.
+    DropTick(Timestamp),
+    /// A run that is final.
+    Run { of: Occurrence, seen: u64 },
+    /// A schedule that is over and has no run left, once its poller is done with what was due before then.
+    Schedule { incarnation: Incarnation, seen: u64, before: Timestamp },
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct HandOverItem<'a> {
     pub shard: ShardId,
@@ -277,6 +338,7 @@ impl<'a> Reader<'a> {
             6 => Kind::Write,
             7 => Kind::HandOver,
             8 => Kind::ChangeTenant,
+            9 => Kind::Forget,
             _ => return Err(take.malformed()),
         };
         let count = take.u32()?;
@@ -319,6 +381,20 @@ impl<'a> Reader<'a> {
         Ok(TenantItem { tenant, value, entry })
     }
 
+    pub(crate) fn forget(&mut self) -> Result<ForgetItem, Malformed> {
+        Ok(match self.take.u8()? {
+            0 => ForgetItem::Tick(self.take.timestamp()?),
+            1 => ForgetItem::DropTick(self.take.timestamp()?),
+            2 => ForgetItem::Run { of: self.take.occurrence()?, seen: self.take.u64()? },
+            3 => ForgetItem::Schedule {
+                incarnation: Incarnation(self.take.u128()?),
+                seen: self.take.u64()?,
+                before: self.take.timestamp()?,
+            },
+            _ => return Err(self.take.malformed()),
+        })
+    }
+
     pub(crate) fn take(&mut self) -> Result<ShardId, Malformed> {
         self.take.u16().map(ShardId)
     }
@@ -345,6 +421,11 @@ impl<'a> Reader<'a> {
             5 => ChangeItem::Defer(self.take.due()?),
             6 => ChangeItem::Redrive { of: self.take.occurrence()?, due: self.take.due()? },
             7 => ChangeItem::Positions(Positions { closed: self.take.timestamp()?, done: self.take.timestamp()? }),
+            8 => {
+                let seen = if self.flag()? { Some(self.seen()?) } else { None };
+                ChangeItem::PutIf { insert: self.insert()?, seen }
+            }
+            9 => ChangeItem::CancelIf(self.edition()?),
             _ => return Err(self.take.malformed()),
         };
         Ok(WriteItem { term, poller, change })
@@ -356,6 +437,16 @@ impl<'a> Reader<'a> {
         let run = RunItem { tenant, occurrence, state, value };
         let then = if self.flag()? { Some(self.take.due()?) } else { None };
         Ok(ChangeItem::Run { run, then, ends: self.flag()? })
+    }
+
+    fn edition(&mut self) -> Result<Edition, Malformed> {
+        Ok(Edition { incarnation: Incarnation(self.take.u128()?), revision: Revision(self.take.u32()?) })
+    }
+
+    fn seen(&mut self) -> Result<Seen, Malformed> {
+        let edition = self.edition()?;
+        let (has_next, next) = (self.flag()?, self.take.timestamp()?);
+        Ok(Seen { edition, next: has_next.then_some(next) })
     }
 
     fn flag(&mut self) -> Result<bool, Malformed> {

@@ -1,6 +1,6 @@
 //! Index keys. Their byte order is the order in which the port lists things.
 
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, ShardId, TargetKey, TenantId, Timestamp};
+use domain::{DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ShardId, TargetKey, TenantId, Timestamp};
 
 use super::{Malformed, Take};
 
@@ -14,6 +14,10 @@ pub(crate) const TERM: u8 = b't';
 pub(crate) const TENANT: u8 = b'u';
 pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
+pub(crate) const TICK: u8 = b'c';
+pub(crate) const ACTIVE: u8 = b'n';
+const LISTED: u8 = b'l';
+const LABEL: u8 = b'b';
 
 /// `Family::Rows`.
 pub(crate) fn row(key: Incarnation) -> [u8; 16] {
@@ -204,9 +208,53 @@ pub(crate) fn audit(tenant: TenantId, version: u64) -> [u8; 13] {
     key
 }
 
+/// The start of the keys of all that a tenant's schedules are listed by.
+pub(crate) fn all_listed(tenant: TenantId) -> Vec<u8> {
+    [&[LISTED][..], &tenant.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn all_of_label(tenant: TenantId, label: LabelKey) -> Vec<u8> {
+    [&[LABEL][..], &tenant.0.to_be_bytes(), &label.0.to_be_bytes()].concat()
+}
+
+/// The row that lists `incarnation` after a start: [`all_listed`] or [`all_of_label`].
+pub(crate) fn listed(start: &[u8], incarnation: Incarnation) -> Vec<u8> {
+    [start, &incarnation.0.to_be_bytes()].concat()
+}
+
+pub(crate) fn parse_listed(start: &[u8], key: &[u8]) -> Result<Incarnation, Malformed> {
+    let mut take = Take::new("a listed schedule's key", key);
+    take.bytes(start.len())?;
+    let incarnation = Incarnation(u128::from_be_bytes(take.array()?));
+    take.end()?;
+    Ok(incarnation)
+}
+
+pub(crate) fn parse_row(key: &[u8]) -> Result<Incarnation, Malformed> {
+    let mut take = Take::new("a schedule's key", key);
+    let incarnation = Incarnation(u128::from_be_bytes(take.array()?));
+    take.end()?;
+    Ok(incarnation)
+}
+
 pub(crate) fn parse_tenant(key: &[u8]) -> Result<TenantId, Malformed> {
     let mut take = Take::new("a tenant's key", key);
     take.version(TENANT)?;
+    let id = TenantId(u32::from_be_bytes(take.array()?));
+    take.end()?;
+    Ok(id)
+}
+
+/// How many of a tenant's schedules are active; [`ACTIVE`] alone says that no tenant is left out.
+pub(crate) fn active(tenant: TenantId) -> [u8; 5] {
+    let mut key = [ACTIVE; 5];
+    key[1..].copy_from_slice(&tenant.0.to_be_bytes());
+    key
+}
+
+pub(crate) fn parse_active(key: &[u8]) -> Result<TenantId, Malformed> {
+    let mut take = Take::new("a count's key", key);
+    take.version(ACTIVE)?;
     let id = TenantId(u32::from_be_bytes(take.array()?));
     take.end()?;
     Ok(id)
@@ -216,4 +264,30 @@ pub(crate) fn tenant(tenant: TenantId) -> [u8; 5] {
     let mut key = [TENANT; 5];
     key[1..].copy_from_slice(&tenant.0.to_be_bytes());
     key
+}
+
+/// What the clock showed.
+pub(crate) fn tick(at: Timestamp) -> [u8; 9] {
+    let mut key = [TICK; 9];
+    key[1..].copy_from_slice(&instant(at));
+    key
+}
+
+pub(crate) fn parse_tick(key: &[u8]) -> Result<Timestamp, Malformed> {
+    let mut take = Take::new("a tick's key", key);
+    take.version(TICK)?;
+    let at = parse_instant(&mut take)?;
+    take.end()?;
+    Ok(at)
+}
+
+/// The bounds of all schedules' states: the first key that may be one, and one above them all.
+pub(crate) const STATES: ([u8; 1], [u8; 1]) = ([STATE], [STATE + 1]);
+
+pub(crate) fn parse_state(key: &[u8]) -> Result<Incarnation, Malformed> {
+    let mut take = Take::new("a state's key", key);
+    take.version(STATE)?;
+    let incarnation = Incarnation(u128::from_be_bytes(take.array()?));
+    take.end()?;
+    Ok(incarnation)
 }

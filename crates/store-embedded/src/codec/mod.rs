@@ -11,7 +11,7 @@ pub(crate) mod run;
 pub(crate) mod tenant;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::time::Duration;
 
@@ -186,6 +186,18 @@ impl<'a> Take<'a> {
             return Err(self.malformed());
         }
         Ok(Duration::new(seconds, nanos))
+    }
+
+    pub(crate) fn skip_blobs(&mut self, count: usize) -> Result<(), Malformed> {
+        (0..count).try_for_each(|_| self.blob().map(|_| ()))
+    }
+
+    pub(crate) fn skip_timestamp(&mut self) -> Result<(), Malformed> {
+        self.timestamp().map(|_| ())
+    }
+
+    pub(crate) fn skip_duration(&mut self) -> Result<(), Malformed> {
+        self.duration().map(|_| ())
     }
 
     pub(crate) fn poller(&mut self) -> Result<PollerId, Malformed> {

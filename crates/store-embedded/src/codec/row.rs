@@ -6,13 +6,19 @@ use bytes::Bytes;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    HttpTarget, Incarnation, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId, Timestamp, When,
+    HttpTarget, Incarnation, LabelKey, PollerId, Revision, Schedule, ScheduleId, Secret, Spec, Status, Target,
+    TenantId, Timestamp, When,
 };
 
 use super::{Malformed, Put, Take};
 
 const VERSION: u8 = 1;
 const STATE_VERSION: u8 = 1;
+/// A target over HTTP none of whose headers is sealed: the form of builds that did not seal.
+const PLAIN_HTTP: u8 = 0;
+/// One with sealed headers: each value says whether it is.
+const HTTP: u8 = 1;
+const LISTED_VERSION: u8 = 1;
 
 /// The start of a row, where everything has its fixed place, so that [`patch`] can change it without a decode.
 pub(crate) const HEAD_LEN: usize = 1 + 4 + 16 + 8 + 8 + STATE_LEN;
@@ -92,6 +98,53 @@ pub(crate) fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     out
 }
 
+/// The labels of a row, without a decode of the rest.
+pub(crate) fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
+    let mut take = Take::new("a schedule", row);
+    take.bytes(HEAD_LEN)?;
+    take.skip_blobs(1)?; // The id.
+    match take.u8()? {
+        0 => take.skip_timestamp()?,
+        1 => take.skip_blobs(2)?,
+        2 => take.skip_duration()?,
+        _ => return Err(take.malformed()),
+    }
+    let is_plain = match take.u8()? {
+        PLAIN_HTTP => true,
+        HTTP => false,
+        _ => return Err(take.malformed()),
+    };
+    take.skip_blobs(2)?; // URL and method.
+    for _ in 0..take.count(8)? {
+        take.skip_blobs(1)?;
+        if !is_plain {
+            take.u8()?; // Whether it is sealed.
+        }
+        take.skip_blobs(1)?;
+    }
+    take.skip_duration()?;
+    take.skip_blobs(1)?; // The payload.
+    let count = take.count(8)?;
+    let mut labels = Vec::with_capacity(count);
+    for _ in 0..count {
+        labels.push(LabelKey::of(take.text()?, take.text()?));
+    }
+    Ok(labels)
+}
+
+/// What is kept with a schedule where it is listed: its status.
+pub(crate) fn listed(status: Status) -> [u8; 2] {
+    [LISTED_VERSION, status_number(status)]
+}
+
+pub(crate) fn take_listed(value: &[u8]) -> Result<Status, Malformed> {
+    let mut take = Take::new("a listed schedule", value);
+    take.version(LISTED_VERSION)?;
+    let status = take_status(&mut take)?;
+    take.end()?;
+    Ok(status)
+}
+
 fn put_when(out: &mut Vec<u8>, when: &When) {
     match when {
         When::At(at) => {
@@ -112,13 +165,24 @@ fn put_when(out: &mut Vec<u8>, when: &When) {
 
 fn put_target(out: &mut Vec<u8>, target: &Target) {
     let Target::Http(http) = target;
-    out.u8(0);
+    let is_plain = http.headers.iter().all(|(_, value)| !value.is_sealed());
+    out.u8(if is_plain { PLAIN_HTTP } else { HTTP });
     out.text(&http.url);
     out.text(&http.method);
     out.count(http.headers.len());
     for (name, value) in &http.headers {
         out.text(name);
-        out.text(value);
+        match value {
+            Secret::Plain(bytes) if is_plain => out.blob(bytes),
+            Secret::Plain(bytes) => {
+                out.u8(0);
+                out.blob(bytes);
+            }
+            Secret::Sealed(bytes) => {
+                out.u8(1);
+                out.blob(bytes);
+            }
+        }
     }
     out.duration(http.timeout);
 }
@@ -179,13 +243,24 @@ fn take_when(take: &mut Take<'_>) -> Result<When, Malformed> {
 }
 
 fn take_target(take: &mut Take<'_>) -> Result<Target, Malformed> {
-    take.version(0)?;
+    let is_plain = match take.u8()? {
+        PLAIN_HTTP => true,
+        HTTP => false,
+        _ => return Err(take.malformed()),
+    };
     let url = take.text()?.to_owned();
     let method = take.text()?.to_owned();
     let count = take.count(8)?;
     let mut headers = Vec::with_capacity(count);
     for _ in 0..count {
-        headers.push((take.text()?.to_owned(), take.text()?.to_owned()));
+        let name = take.text()?.to_owned();
+        let is_sealed = match if is_plain { 0 } else { take.u8()? } {
+            0 => false,
+            1 => true,
+            _ => return Err(take.malformed()),
+        };
+        let value = Bytes::copy_from_slice(take.blob()?);
+        headers.push((name, if is_sealed { Secret::Sealed(value) } else { Secret::Plain(value) }));
     }
     Ok(Target::Http(HttpTarget { url, method, headers, timeout: take.duration()? }))
 }
@@ -199,13 +274,26 @@ fn take_labels(take: &mut Take<'_>) -> Result<BTreeMap<String, String>, Malforme
     Ok(labels)
 }
 
-fn put_state(out: &mut Vec<u8>, state: &State) {
-    out.u32(state.revision.0);
-    out.u8(match state.status {
+fn status_number(status: Status) -> u8 {
+    match status {
         Status::Active => 0,
         Status::Ended => 1,
         Status::Cancelled => 2,
-    });
+    }
+}
+
+fn take_status(take: &mut Take<'_>) -> Result<Status, Malformed> {
+    match take.u8()? {
+        0 => Ok(Status::Active),
+        1 => Ok(Status::Ended),
+        2 => Ok(Status::Cancelled),
+        _ => Err(take.malformed()),
+    }
+}
+
+fn put_state(out: &mut Vec<u8>, state: &State) {
+    out.u32(state.revision.0);
+    out.u8(status_number(state.status));
     out.timestamp(state.updated_at);
     out.u8(u8::from(state.next.is_some()));
     out.timestamp(state.next.unwrap_or_default());
@@ -213,12 +301,7 @@ fn put_state(out: &mut Vec<u8>, state: &State) {
 
 fn take_state(take: &mut Take<'_>) -> Result<State, Malformed> {
     let revision = Revision(take.u32()?);
-    let status = match take.u8()? {
-        0 => Status::Active,
-        1 => Status::Ended,
-        2 => Status::Cancelled,
-        _ => return Err(take.malformed()),
-    };
+    let status = take_status(take)?;
     let updated_at = take.timestamp()?;
     let next = match (take.u8()?, take.timestamp()?) {
         (0, Timestamp::MIN) => None,

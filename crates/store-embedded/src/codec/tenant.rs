@@ -29,14 +29,14 @@ pub(crate) fn take_first(bytes: &[u8]) -> Result<Tenant, Malformed> {
     for _ in 0..count {
         generations.push(take.u16()?);
     }
-    let signing_secrets = vec![SigningSecret::first(take.blob()?.to_vec(), Timestamp::MIN)];
+    let secret = SigningSecret::first(take.blob()?.to_vec(), Timestamp::MIN);
     let count = take.count(KEY_LEN_MIN)?;
     let mut keys = Vec::with_capacity(count);
     for _ in 0..count {
         keys.push(take_key(&mut take)?);
     }
     take.end()?;
-    Ok(Tenant { id, name, version: 0, generations, signing_secrets, keys })
+    Ok(Tenant { version: 0, generations, keys, ..Tenant::new(id, &name, 0, secret) })
 }
 
 fn take_key(take: &mut Take<'_>) -> Result<ApiKey, Malformed> {

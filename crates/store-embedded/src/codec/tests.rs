@@ -5,7 +5,8 @@ use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    Attempt, AttemptResult, HttpTarget, RunState, Schedule, ScheduleId, ShardId, Spec, Status, Target, Term, When,
+    Attempt, AttemptResult, Edition, HttpTarget, LabelKey, RunState, Schedule, ScheduleId, Secret, Seen, ShardId, Spec,
+    Status, Target, Term, When,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -56,8 +57,12 @@ fn when() -> impl Strategy<Value = When> {
     ]
 }
 
+fn secret() -> impl Strategy<Value = Secret> {
+    prop_oneof![".{0,9}".prop_map(Secret::from), vec(any::<u8>(), 0..80).prop_map(|it| Secret::Sealed(it.into()))]
+}
+
 fn target() -> impl Strategy<Value = Target> {
-    (".{0,40}", "[A-Z]{1,7}", vec((".{0,9}", ".{0,9}"), 0..4), duration())
+    (".{0,40}", "[A-Z]{1,7}", vec((".{0,9}", secret()), 0..4), duration())
         .prop_map(|(url, method, headers, timeout)| Target::Http(HttpTarget { url, method, headers, timeout }))
 }
 
@@ -124,10 +129,23 @@ fn insert() -> impl Strategy<Value = Insert> {
     (schedule(), due()).prop_map(|(schedule, due)| Insert { schedule: schedule.into(), due })
 }
 
+fn edition() -> impl Strategy<Value = Edition> {
+    (any::<u128>(), any::<u32>()).prop_map(|(incarnation, revision)| Edition {
+        incarnation: Incarnation(incarnation),
+        revision: Revision(revision),
+    })
+}
+
+fn seen() -> impl Strategy<Value = Seen> {
+    (edition(), option::of(timestamp())).prop_map(|(edition, next)| Seen { edition, next })
+}
+
 fn change() -> impl Strategy<Value = Change> {
     prop_oneof![
         insert().prop_map(Change::Put),
+        (insert(), option::of(seen())).prop_map(|(insert, seen)| Change::PutIf { insert, seen }),
         any::<u128>().prop_map(|incarnation| Change::Cancel(Incarnation(incarnation))),
+        edition().prop_map(Change::CancelIf),
         (a_run_of_any_kind(), option::of(due()), any::<bool>()).prop_map(|(run, then, ends)| Change::Run {
             run,
             then,
@@ -172,7 +190,11 @@ fn same_insert(item: &InsertItem<'_>, insert: &Insert) -> bool {
 fn same_change(item: &ChangeItem<'_>, change: &Change) -> bool {
     match (item, change) {
         (ChangeItem::Put(item), Change::Put(insert)) => same_insert(item, insert),
+        (ChangeItem::PutIf { insert: a, seen: b }, Change::PutIf { insert, seen }) => {
+            same_insert(a, insert) && b == seen
+        }
         (ChangeItem::Cancel(item), Change::Cancel(incarnation)) => item == incarnation,
+        (ChangeItem::CancelIf(item), Change::CancelIf(edition)) => item == edition,
         (ChangeItem::Run { run: item, then: item_then, ends: item_ends }, Change::Run { run, then, ends }) => {
             (item_then, item_ends) == (then, ends)
                 && (item.tenant, item.occurrence, item.state) == (run.tenant, run.occurrence, run.state)
@@ -197,6 +219,16 @@ proptest! {
     fn a_schedule_comes_back_as_it_was_stored(schedule in schedule()) {
         let row = encoded(|out| row::put(out, &schedule));
         prop_assert_eq!(row::take(&Bytes::from(row)), Ok(schedule));
+    }
+
+    #[test]
+    fn the_labels_of_a_row_are_those_of_its_schedule(schedule in schedule()) {
+        let row = encoded(|out| row::put(out, &schedule));
+        let labels: Vec<_> = schedule.spec.labels.iter().map(|(name, value)| LabelKey::of(name, value)).collect();
+        prop_assert_eq!(row::labels(&row), Ok(labels));
+        for status in [Status::Active, Status::Ended, Status::Cancelled] {
+            prop_assert_eq!(row::take_listed(&row::listed(status)), Ok(status));
+        }
     }
 
     #[test]
@@ -342,7 +374,7 @@ fn a_due_key() -> DueKey {
     }
 }
 
-fn a_schedule() -> Schedule {
+pub(crate) fn a_schedule() -> Schedule {
     Schedule {
         tenant: TenantId(7),
         id: ScheduleId::new("order-17").unwrap(),
@@ -358,7 +390,7 @@ fn a_schedule() -> Schedule {
             target: Target::Http(HttpTarget {
                 url: "https://example.org/hook".to_owned(),
                 method: "POST".to_owned(),
-                headers: vec![("x-a".to_owned(), "b".to_owned())],
+                headers: vec![("x-a".to_owned(), "b".into())],
                 timeout: Duration::from_secs(10),
             }),
             payload: Bytes::from_static(b"{\"n\":1}"),
@@ -406,7 +438,8 @@ fn what_earlier_builds_wrote_of_a_tenant_is_read() {
     const ENTRY: &str = "0104010000005c00000001070000000400000061636d6502000000040008001800000001010101010101010101010101010101010101010101010101000000020000006b31020202020202020202020202020202020202020202020202020202020202020200";
     let first = |tenant: Tenant| {
         let tenant = Tenant { version: 1, ..tenant };
-        let secret = SigningSecret::first(tenant.signing_secrets[0].secret.0.clone(), Timestamp::from_millis(5));
+        let secret =
+            SigningSecret::first(tenant.signing_secrets[0].secret.plain().unwrap().to_vec(), Timestamp::from_millis(5));
         let keys = tenant.keys.iter().map(|key| ApiKey::admin(&key.id, key.secret_sha256, Timestamp::from_millis(6)));
         Tenant { keys: keys.collect(), signing_secrets: vec![secret], ..tenant }
     };
@@ -450,6 +483,12 @@ fn stored_bytes_are_what_they_have_always_been() {
         write(Change::Redrive { of: an_occurrence(), due: a_due_key() }),
         write(Change::Positions(Positions { closed: Timestamp::from_millis(9), done: Timestamp::from_millis(8) })),
     ];
+    let conditional = [
+        write(Change::PutIf { insert: insert.clone(), seen: None }),
+        write(Change::PutIf { insert: insert.clone(), seen: Some(schedule.seen()) }),
+        write(Change::PutIf { insert: insert.clone(), seen: Some(Seen { next: None, ..schedule.seen() }) }),
+        write(Change::CancelIf(schedule.edition())),
+    ];
     let mark = Mark { tenant: TenantId(7), id: schedule.id.clone() };
     let attempt = HandedOver { poller, key: a_due_key(), until: Timestamp::from_millis(10) };
     let hand_over = HandOver { shard: ShardId(5), term: Term(6), attempts: vec![attempt] };
@@ -459,6 +498,7 @@ fn stored_bytes_are_what_they_have_always_been() {
         journal_id: Some(3),
         base: 4,
         synced: 5,
+        is_listed: false,
     };
     let lines = [
         ("schedule", encoded(|out| row::put(out, &schedule))),
@@ -482,10 +522,42 @@ fn stored_bytes_are_what_they_have_always_been() {
         ("key handed over", key::handed_over(ShardId(5)).to_vec()),
         ("key tenant", key::tenant(TenantId(7)).to_vec()),
         ("key audit", key::audit(TenantId(7), 9).to_vec()),
+        ("key active", key::active(TenantId(7)).to_vec()),
         ("entry change tenant", one_entry(Kind::ChangeTenant, |builder| builder.change_tenant(&tenant, &audit))),
+        (
+            "entry write with conditions",
+            one_entry(Kind::Write, |builder| conditional.iter().for_each(|write| builder.write(write))),
+        ),
     ];
+    check_stored("stored-v1.txt", &lines);
+}
+
+/// As above; what came later.
+#[test]
+fn stored_bytes_of_listings_are_what_they_have_always_been() {
+    let label = LabelKey::of("team", "blue");
+    assert_eq!(label, LabelKey(0x349c_7fc3_ca19_4f29));
+    let checkpoint = crate::checkpoint::Checkpoint {
+        index: crate::IndexKind::Map,
+        epoch: 1_800_000_000,
+        journal_id: None,
+        base: 4,
+        synced: 5,
+        is_listed: true,
+    };
+    let incarnation = a_schedule().incarnation;
+    let lines = [
+        ("checkpoint", crate::file::envelope(&checkpoint.encode())),
+        ("key listed", key::listed(&key::all_listed(TenantId(7)), incarnation)),
+        ("key label", key::listed(&key::all_of_label(TenantId(7), label), incarnation)),
+        ("listed", row::listed(Status::Ended).to_vec()),
+    ];
+    check_stored("stored-v2.txt", &lines);
+}
+
+fn check_stored(file: &str, lines: &[(&str, Vec<u8>)]) {
     let found: String = lines.iter().map(|(name, bytes)| format!("{name}: {}\n", hex(bytes))).collect();
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/stored-v1.txt");
-    let known = std::fs::read_to_string(path).unwrap_or_default();
+    let path = format!("{}/testdata/{file}", env!("CARGO_MANIFEST_DIR"));
+    let known = std::fs::read_to_string(&path).unwrap_or_default();
     assert_eq!(found, known, "if this is a new form, give it a new version and write {path} anew");
 }

@@ -27,7 +27,7 @@ use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, Mem
 pub(crate) use self::files::copy_tree;
 use self::retired::{Retired, RetiredFactory};
 use self::trickle::{Trickle, Trickling};
-use self::versions::VersionsFactory;
+use self::versions::{RemovedRowsFactory, VersionsFactory};
 use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
 use crate::options::Options;
 use crate::read::hex;
@@ -94,7 +94,8 @@ impl LsmIndex {
         // A row is looked up because it is there, or is newer than all that are; a table holds rows of one time.
         let (family, rows, manifests) = config(Family::Rows);
         let rows = rows.data_block_size_policy(BlockSizePolicy::all(8 << 10)).expect_point_read_hits(true);
-        let rows = Tree::open(dir, family, rows, manifests, None, 64 << 20, ROWS_MERGED)?;
+        let filter: Arc<dyn Factory> = Arc::new(RemovedRowsFactory(keep_from.clone()));
+        let rows = Tree::open(dir, family, rows, manifests, Some(filter), 64 << 20, ROWS_MERGED)?;
         // Only ever scanned.
         let (family, due, manifests) = config(Family::Due);
         let due = due.filter_policy(FilterPolicy::disabled());
@@ -211,7 +212,8 @@ impl Tree {
         }
         for row in self.tree.iter(Sequence::LATEST.as_u64(), None) {
             let is_live = row.into_inner().and_then(|(_, value)| match self.family {
-                Family::Rows | Family::Due => Ok(true),
+                Family::Rows => Ok(!versions::is_removal(&value)),
+                Family::Due => Ok(true),
                 Family::Points => versions::unwrap(&value.into()).map(|value| value.is_some()),
             });
             match is_live {
@@ -250,7 +252,8 @@ impl Index for LsmIndex {
         let found = self.tree(family).tree.get(key, before.as_u64());
         let value = found.map(|value| value.map(Bytes::from));
         let value = match family {
-            Family::Rows | Family::Due => value,
+            Family::Rows => value.map(|value| value.filter(|value| !versions::is_removal(value))),
+            Family::Due => value,
             Family::Points => value.and_then(|value| value.map_or(Ok(None), |value| versions::unwrap(&value))),
         };
         value.map_err(|error| damage(family, &hex(key), &error))
@@ -271,6 +274,9 @@ impl Index for LsmIndex {
             let damaged = |error| damage(family, &format!("{} to {}", hex(from), hex(to)), &error);
             let (key, value) = row.into_inner().map_err(damaged)?;
             let mut value = Bytes::from(value);
+            if family == Family::Rows && versions::is_removal(&value) {
+                continue;
+            }
             if family == Family::Points {
                 let Some(unwrapped) = versions::unwrap(&value).map_err(damaged)? else { continue };
                 value = unwrapped;
@@ -284,14 +290,23 @@ impl Index for LsmIndex {
 
     fn put(&self, family: Family, key: &[u8], value: &[u8], at: Sequence) {
         let tree = &self.tree(family).tree;
+        assert!(family != Family::Rows || !versions::is_removal(value), "a row has more than a removal");
         match family {
             Family::Rows | Family::Due => tree.insert(key, value, at.as_u64()),
             Family::Points => tree.insert(key, versions::wrap(Some(value), at), at.as_u64()),
         };
     }
 
-    fn remove_point(&self, key: &[u8], at: Sequence) {
-        self.tree(Family::Points).tree.insert(key, versions::wrap(None, at), at.as_u64());
+    fn written(&self, key: &[u8], before: Sequence) -> Result<Option<Sequence>, IndexError> {
+        let found = self.tree(Family::Points).tree.get(key, before.as_u64());
+        let at = found.and_then(|value| value.map_or(Ok(None), |value| versions::written(&value)));
+        at.map_err(|error| damage(Family::Points, &hex(key), &error))
+    }
+
+    fn remove(&self, family: Family, key: &[u8], at: Sequence) {
+        assert!(family != Family::Due, "due rows go in stretches");
+        // For rows this is what no row is: as short as this.
+        self.tree(family).tree.insert(key, versions::wrap(None, at), at.as_u64());
     }
 
     fn retire(&self, poller: [u8; 8], to: &[u8]) {

@@ -202,8 +202,15 @@ impl Index for MapIndex {
         self.write(family, key, Some(value), at);
     }
 
-    fn remove_point(&self, key: &[u8], at: Sequence) {
-        self.write(Family::Points, key, None, at);
+    fn written(&self, key: &[u8], before: Sequence) -> Result<Option<Sequence>, IndexError> {
+        let state = self.state();
+        let versions = state.families[Family::Points as usize].get(key);
+        let newest = versions.and_then(|versions| versions[..versions.partition_point(|(at, _)| *at < before)].last());
+        Ok(newest.filter(|(_, value)| value.is_some()).map(|(at, _)| *at))
+    }
+
+    fn remove(&self, family: Family, key: &[u8], at: Sequence) {
+        self.write(family, key, None, at);
     }
 
     fn retire(&self, poller: [u8; 8], to: &[u8]) {

@@ -57,6 +57,16 @@ impl States {
         shard.slots[slot(incarnation)] = Some((incarnation, changed));
     }
 
+    /// It is no more. To be called after the index was changed.
+    pub(crate) fn forget(&self, incarnation: Incarnation) {
+        let mut shard = self.shard(incarnation);
+        shard.changes += 1;
+        let slot = &mut shard.slots[slot(incarnation)];
+        if slot.is_some_and(|(known, _)| known == incarnation) {
+            *slot = None;
+        }
+    }
+
     fn shard(&self, incarnation: Incarnation) -> MutexGuard<'_, Shard> {
         let shard = incarnation.0 % SHARDS as u128;
         self.0[usize::try_from(shard).unwrap_or(0)].lock().expect("no holder of this lock panics")

@@ -6,5 +6,6 @@ mod backup;
 mod conformance;
 mod crashes;
 mod durable;
+mod history;
 mod refusals;
 mod support;

@@ -66,7 +66,7 @@ pub(crate) fn one_shot(number: u64, at: Timestamp, id: Option<&str>, payload: &[
     let target = Target::Http(HttpTarget {
         url: "http://127.0.0.1:9/hook".to_owned(),
         method: "POST".to_owned(),
-        headers: vec![("x-trace".to_owned(), "1".to_owned())],
+        headers: vec![("x-trace".to_owned(), "1".into())],
         timeout: Duration::from_secs(10),
     });
     let retry = RetryPolicy { attempts_max: 3, backoff: Duration::from_secs(1), backoff_max: Duration::from_secs(60) };

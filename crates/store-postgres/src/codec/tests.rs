@@ -8,6 +8,11 @@ fn texts() -> impl Strategy<Value = String> {
     prop_oneof![Just(String::new()), "[a-z\\-]{1,8}", Just("Zo\u{eb} \u{1f980}".to_owned())]
 }
 
+fn secrets() -> impl Strategy<Value = Secret> {
+    let sealed = prop::collection::vec(any::<u8>(), 0..80).prop_map(|bytes| Secret::Sealed(bytes.into()));
+    prop_oneof![texts().prop_map(Secret::from), sealed]
+}
+
 fn durations() -> impl Strategy<Value = Duration> {
     prop_oneof![Just(Duration::ZERO), Just(Duration::MAX), (0..1_000_000_u64).prop_map(Duration::from_millis)]
 }
@@ -22,7 +27,7 @@ fn specs() -> impl Strategy<Value = Spec> {
         durations().prop_map(When::Every),
         Just(When::Cron(Cron::from_stored("0 7 * * * *", "Europe/Berlin"))),
     ];
-    let headers = prop::collection::vec((texts(), texts()), 0..4);
+    let headers = prop::collection::vec((texts(), secrets()), 0..4);
     let http = (texts(), texts(), headers, durations())
         .prop_map(|(url, method, headers, timeout)| Target::Http(HttpTarget { url, method, headers, timeout }));
     let labels = prop::collection::btree_map(texts(), texts(), 0..4);
@@ -124,7 +129,7 @@ fn the_stored_forms_are_those_of_version_1() {
     let http = HttpTarget {
         url: "https://example.com/hook".to_owned(),
         method: "POST".to_owned(),
-        headers: vec![("x-a".to_owned(), "1".to_owned())],
+        headers: vec![("x-a".to_owned(), "1".into())],
         timeout: Duration::from_secs(10),
     };
     let spec = |when| Spec {

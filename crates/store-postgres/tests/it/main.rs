@@ -8,6 +8,7 @@ mod faults;
 mod full;
 mod history;
 mod inbox;
+mod listing;
 mod marks;
 mod partitions;
 mod refusals;

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::occurrence::Run;
-use domain::{Attempt, AttemptResult, DueKey, Occurrence, Revision, RunState, Schedule, Status, Timestamp};
+use domain::{
+    Attempt, AttemptResult, DueKey, Edition, Occurrence, Revision, RunState, Schedule, Seen, Status, Timestamp,
+};
+use futures_util::future::join;
 
 use super::Subject;
-use super::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, spec};
+use super::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, spec, yield_times};
 use crate::{Change, Insert, Inserted, OwnerWrite, Positions, WriteRefusal, Written};
 
 pub(super) async fn a_put_makes_what_is_not_there(subject: &dyn Subject) {
@@ -118,6 +121,146 @@ pub(super) async fn a_put_behind_closed_says_where_its_row_is(subject: &dyn Subj
     let just_after = minute(5) + Duration::from_millis(1);
     assert!([minute(3), just_after].contains(&position), "{position}");
     assert_eq!(scene.all_due(owner.poller).await, [DueKey { position, ..due_of(&schedule, minute(3)) }]);
+}
+
+pub(super) async fn a_put_if_nothing_is_there_makes_an_id_only_once(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    let insert = scene.named("invoice-7", minute(1));
+    let owner = scene.owner(insert.schedule.poller).await;
+    let made = owner.put_if(&insert, None).await;
+    assert_eq!(made, Ok((insert.schedule.clone(), minute(1), None)));
+    assert_eq!(scene.get(TENANT, &insert.schedule.id).await, Some(insert.schedule.clone()));
+    assert!(scene.all_due(owner.poller).await.contains(&insert.due));
+
+    let second = replacing(&scene, &insert.schedule, minute(2));
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRefusal::Changed), "another has the id");
+    owner.finish(&insert.schedule, RunState::Succeeded).await;
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRefusal::Changed), "even once it has ended");
+    owner.write(Change::Cancel(insert.schedule.incarnation)).await;
+    let cancelled = scene.now(&insert.schedule).await;
+    assert_eq!(owner.put_if(&second, None).await, Err(WriteRefusal::Changed), "even once it is cancelled");
+    assert_eq!(scene.get(TENANT, &insert.schedule.id).await, Some(cancelled));
+    assert_eq!(scene.load(second.schedule.incarnation).await, None);
+}
+
+pub(super) async fn a_put_if_nothing_has_changed_replaces_what_was_seen(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    let first = scene.create(scene.named("invoice-7", minute(1))).await;
+    let owner = scene.owner(first.poller).await;
+    let seen = first.seen();
+    let unlike = [
+        Seen { next: Some(minute(2)), ..seen },
+        Seen { next: None, ..seen },
+        Seen { edition: Edition { revision: Revision(1), ..seen.edition }, ..seen },
+        Seen { edition: Edition { incarnation: scene.numbers.incarnation(), ..seen.edition }, ..seen },
+    ];
+    let insert = replacing(&scene, &first, minute(5));
+    for seen in unlike {
+        assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRefusal::Changed), "{seen:?}");
+    }
+    assert_eq!(scene.now(&first).await, first);
+
+    // A recurring schedule that went on is of the same edition, and yet not as it was seen.
+    let (incarnation, revision) = (first.incarnation, first.revision);
+    owner.write(Change::Advance { incarnation, revision, due: due_of(&first, minute(3)) }).await;
+    assert_eq!(owner.put_if(&insert, Some(seen)).await, Err(WriteRefusal::Changed));
+    let gone_on = scene.now(&first).await;
+    let (second, position, before) = owner.put_if(&insert, Some(gone_on.seen())).await.expect("it is as it was seen");
+    assert_eq!((second.incarnation, second.revision), (incarnation, Revision(1)));
+    assert_eq!((second.next, position, before), (Some(minute(5)), minute(5), Some(Status::Active)));
+    assert_eq!(scene.now(&first).await, second);
+    assert!(scene.all_due(owner.poller).await.contains(&due_of(&second, minute(5))));
+
+    owner.write(Change::Cancel(incarnation)).await;
+    let third = replacing(&scene, &first, minute(6));
+    assert_eq!(owner.put_if(&third, Some(second.seen())).await, Err(WriteRefusal::Changed), "no cancel is undone");
+    let cancelled = scene.now(&first).await.seen();
+    let made = owner.put_if(&third, Some(cancelled)).await.expect("whoever saw that it is cancelled may");
+    assert_eq!(made, (third.schedule.clone(), minute(6), Some(Status::Cancelled)));
+    assert_eq!(owner.put_if(&third, Some(cancelled)).await, Err(WriteRefusal::Changed));
+    assert_eq!(scene.get(TENANT, &first.id).await, Some(third.schedule));
+}
+
+pub(super) async fn of_puts_at_once_that_saw_the_same_one_takes_effect(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    for round in 0..20 {
+        let mut schedule = scene.named(&format!("invoice-{round}"), minute(1)).schedule;
+        let owner = scene.owner(schedule.poller).await;
+        // Over nothing first, then over what came of that.
+        for seen in [false, true] {
+            let seen = seen.then(|| schedule.seen());
+            let puts = [2, 3].map(|at| replacing(&scene, &schedule, minute(at)));
+            let put = async |at: usize| {
+                yield_times((round + 3 * at) % 8).await;
+                owner.put_if(&puts[at], seen).await
+            };
+            let answers = join(put(0), put(1)).await;
+            schedule = match answers {
+                (Ok((made, ..)), Err(WriteRefusal::Changed)) | (Err(WriteRefusal::Changed), Ok((made, ..))) => made,
+                both => panic!("one of them takes effect, and the other is told: {both:?}"),
+            };
+            assert_eq!(scene.get(TENANT, &schedule.id).await, Some(schedule.clone()));
+        }
+        assert_eq!(schedule.revision, Revision(1));
+    }
+}
+
+pub(super) async fn a_put_and_a_cancel_at_once_agree_on_what_was_there(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    for round in 0..40 {
+        let schedule = scene.create(scene.named(&format!("invoice-{round}"), minute(1))).await;
+        let owner = scene.owner(schedule.poller).await;
+        let put = replacing(&scene, &schedule, minute(2));
+        let putting = async {
+            yield_times(round % 5).await;
+            owner.put_if(&put, Some(schedule.seen())).await
+        };
+        let cancelling = async {
+            yield_times(round % 7).await;
+            match round % 2 {
+                0 => owner.try_write(Change::CancelIf(schedule.edition())).await,
+                _ => owner.try_write(Change::Cancel(schedule.incarnation)).await,
+            }
+        };
+        let (put, cancelled) = join(putting, cancelling).await;
+        let now = scene.get(TENANT, &schedule.id).await.expect("it was made");
+        assert_eq!(now.incarnation, schedule.incarnation, "what was live is not made anew");
+        match (&put, cancelled) {
+            (Ok((made, ..)), Err(WriteRefusal::Changed)) if round % 2 == 0 => assert_eq!(now, *made),
+            (Ok(_), Ok(_)) if round % 2 == 1 => {
+                assert_eq!((now.status, now.revision), (Status::Cancelled, Revision(2)))
+            }
+            (Err(WriteRefusal::Changed), Ok(_)) => {
+                assert_eq!((now.status, now.revision), (Status::Cancelled, Revision(1)));
+            }
+            both => panic!("they do not agree: {both:?}"),
+        }
+    }
+}
+
+pub(super) async fn a_cancel_of_an_edition_spares_every_other(subject: &dyn Subject) {
+    let scene = Scene::open(subject).await;
+    let first = scene.create(scene.named("invoice-7", minute(1))).await;
+    let owner = scene.owner(first.poller).await;
+    let nobodys = Edition { incarnation: scene.numbers.incarnation(), ..first.edition() };
+    let later = Edition { revision: Revision(1), ..first.edition() };
+    for edition in [nobodys, later] {
+        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRefusal::Changed));
+    }
+    let second = put_over(owner, &first, minute(2)).await;
+    assert_eq!(owner.try_write(Change::CancelIf(first.edition())).await, Err(WriteRefusal::Changed));
+    assert_eq!(scene.now(&first).await, second);
+
+    // That it went on does not make it another edition.
+    let (incarnation, revision) = (second.incarnation, second.revision);
+    owner.write(Change::Advance { incarnation, revision, due: due_of(&second, minute(3)) }).await;
+    owner.write(Change::CancelIf(second.edition())).await;
+    let cancelled = scene.now(&first).await;
+    assert_eq!((cancelled.status, cancelled.revision, cancelled.next), (Status::Cancelled, Revision(2), None));
+    for edition in [second.edition(), cancelled.edition()] {
+        assert_eq!(owner.try_write(Change::CancelIf(edition)).await, Err(WriteRefusal::Changed));
+    }
+    assert_eq!(scene.now(&first).await, cancelled);
 }
 
 pub(super) async fn a_cancel_takes_effect_once(subject: &dyn Subject) {

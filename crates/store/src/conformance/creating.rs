@@ -5,10 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use domain::egress::Class;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::schedule::HttpTarget;
-use domain::{DueKey, Incarnation, RunState, Schedule, ScheduleId, Status, Target, TenantId, Timestamp, When};
+use domain::{
+    DueKey, Egress, Incarnation, Quota, Quotas, RunState, Schedule, ScheduleId, Secret, Status, Target, TenantId,
+    Timestamp, When,
+};
 use futures_util::future::join;
 
 use super::Subject;
@@ -63,9 +67,10 @@ pub(super) async fn every_field_and_every_byte_of_a_schedule_is_kept(subject: &d
             url: "http://[::1]:8080/a?b=%20#c".to_owned(),
             method: "PATCH".to_owned(),
             headers: vec![
-                ("x-b".to_owned(), "2".to_owned()),
-                ("x-a".to_owned(), String::new()),
-                ("x-b".to_owned(), "1".to_owned()),
+                ("x-b".to_owned(), "2".into()),
+                ("x-a".to_owned(), "".into()),
+                ("x-sealed".to_owned(), Secret::Sealed(Bytes::from_static(&[0, 255, b'\n', 128]))),
+                ("x-b".to_owned(), "1".into()),
             ],
             timeout: Duration::from_millis(1),
         });
@@ -298,7 +303,10 @@ pub(super) async fn tenants_are_kept_and_replaced(subject: &dyn Subject) {
     };
     assert_eq!(read().await, [first.clone(), second.clone()]);
     let key = first.keys[0].clone();
-    let replaced = Tenant { version: 2, generations: vec![1, 4], keys: vec![key.clone(), key], ..first };
+    let quotas = Quotas::NONE.with(Quota::PendingMax, 0).with(Quota::CallbacksPerMinute, u32::MAX);
+    let ceilings = Quotas::NONE.with(Quota::PendingMax, 7);
+    let keys = vec![key.clone(), key];
+    let replaced = Tenant { version: 2, generations: vec![1, 4], keys, quotas, ceilings, ..first };
     assert_eq!(put_tenant(&scene, &replaced, "key.create").await, Ok(()));
     assert_eq!(read().await, [replaced, second]);
 }
@@ -370,6 +378,13 @@ fn two_tenants() -> (Tenant, Tenant) {
         SigningSecret::first((0..64).map(|byte| !byte).collect(), Timestamp::MAX),
     );
     second.generations.extend([16, u16::MAX]);
-    second.signing_secrets.push(SigningSecret { id: "s2".to_owned(), ..second.signing_secrets[0].clone() });
+    second.egress = Egress {
+        allow: [Class::Loopback].into(),
+        allow_networks: vec!["10.1.0.0/16".parse().expect("it is a network")],
+        forbid_http: true,
+    };
+    let sealed = Secret::Sealed((0..80).rev().collect::<Vec<u8>>().into());
+    let (id, created_at) = ("s2".to_owned(), minute(2));
+    second.signing_secrets.push(SigningSecret { id, secret: sealed, created_at });
     (first, second)
 }

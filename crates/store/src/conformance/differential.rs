@@ -12,15 +12,17 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, ShardId, TenantId, Term,
-    Timestamp,
+    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen, ShardId,
+    Status, TenantId, Term, Timestamp,
 };
 use proptest::prelude::*;
 
 use super::Subject;
 use super::scene::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
+use crate::listing::{self, By, Listing};
 use crate::{Change, Cursor, DueBound, DueRead, Insert, Inserted, Mark, OwnerWrite, Placed, Positions, Store, Written};
 
+const LABELS: [&str; 2] = ["team", "a label"];
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
 
 /// One call. Numbers are choices, taken modulo what there is to choose from.
@@ -40,6 +42,8 @@ pub struct New {
     name: Name,
     at: At,
     payload_len: u16,
+    /// Whether it has each of two labels.
+    labels: (bool, bool),
     /// Made again as it was made for this name before, if it was.
     again: bool,
 }
@@ -68,13 +72,24 @@ pub struct OwnerOperation {
 #[derive(Clone, Debug)]
 enum Kind {
     Put(New),
+    PutIf(New, Knows),
     Cancel,
+    CancelIf { old_revision: bool },
     Run { state: u8, attempt: u8, old_revision: bool, ends: bool },
     Advance { old_revision: bool },
     End { old_revision: bool },
     Defer,
     Redrive { replay: u8 },
     Positions { closed: u8, done: u8 },
+}
+
+/// What a [`Change::PutIf`] knows of what has its id.
+#[derive(Clone, Copy, Debug)]
+enum Knows {
+    Everything,
+    OldRevision,
+    OldNext,
+    Nothing,
 }
 
 /// Sequences of up to `count_max` calls.
@@ -102,14 +117,25 @@ fn name() -> impl Strategy<Value = Name> {
 }
 
 fn new() -> impl Strategy<Value = New> {
-    (name(), at(), prop_oneof![0..40_u16, Just(2_000)], prop::bool::weighted(0.2))
-        .prop_map(|(name, at, payload_len, again)| New { name, at, payload_len, again })
+    (name(), at(), prop_oneof![0..40_u16, Just(2_000)], any::<(bool, bool)>(), prop::bool::weighted(0.2))
+        .prop_map(|(name, at, payload_len, labels, again)| New { name, at, payload_len, labels, again })
+}
+
+fn knows() -> impl Strategy<Value = Knows> {
+    prop_oneof![
+        4 => Just(Knows::Everything),
+        1 => Just(Knows::OldRevision),
+        1 => Just(Knows::OldNext),
+        2 => Just(Knows::Nothing),
+    ]
 }
 
 fn owner_operation() -> impl Strategy<Value = OwnerOperation> {
     let old = || prop::bool::weighted(0.2);
     let kind = prop_oneof![
         2 => new().prop_map(Kind::Put),
+        2 => (new(), knows()).prop_map(|(new, knows)| Kind::PutIf(new, knows)),
+        1 => old().prop_map(|old_revision| Kind::CancelIf { old_revision }),
         1 => Just(Kind::Cancel),
         4 => (any::<u8>(), 1..6_u8, old(), any::<bool>())
             .prop_map(|(state, attempt, old_revision, ends)| Kind::Run { state, attempt, old_revision, ends }),
@@ -271,6 +297,12 @@ impl Drive {
             insert.due.position = self.owned(insert.schedule.poller, insert.due.position);
             return Some((insert.schedule.poller, Change::Put(insert)));
         }
+        if let Kind::PutIf(new, knows) = &operation.kind {
+            let mut insert = self.resolve_new(new);
+            insert.due.position = self.owned(insert.schedule.poller, insert.due.position);
+            let seen = self.seen(model, &insert.schedule, *knows).await;
+            return Some((insert.schedule.poller, Change::PutIf { insert, seen }));
+        }
         let schedule = self.schedule(model, operation.schedule).await?;
         let Schedule { tenant, incarnation, poller, .. } = *schedule;
         let revision = |old: bool| Revision(schedule.revision.0.saturating_sub(u32::from(old)));
@@ -279,8 +311,11 @@ impl Drive {
             DueKey { position: self.owned(poller, row.position), ..row }
         };
         let change = match operation.kind {
-            Kind::Put(_) => unreachable!("answered above"),
+            Kind::Put(_) | Kind::PutIf(..) => unreachable!("answered above"),
             Kind::Cancel => Change::Cancel(incarnation),
+            Kind::CancelIf { old_revision } => {
+                Change::CancelIf(Edition { incarnation, revision: revision(old_revision) })
+            }
             Kind::Run { state, attempt, old_revision, ends } => {
                 let row = row(old_revision);
                 let (run, then) = run_and_retry(tenant, row, state, attempt);
@@ -305,6 +340,18 @@ impl Drive {
         Some((poller, change))
     }
 
+    async fn seen(&self, model: &dyn Store, asked: &Schedule, knows: Knows) -> Option<Seen> {
+        let found = model.get(vec![(asked.tenant, asked.id.clone())]).await.expect("the model does not fail");
+        let mut seen = only(found)?.seen();
+        match knows {
+            Knows::Everything => {}
+            Knows::OldRevision => seen.edition.revision.0 = seen.edition.revision.0.saturating_sub(1),
+            Knows::OldNext => seen.next = Some(minute(-1)),
+            Knows::Nothing => return None,
+        }
+        Some(seen)
+    }
+
     /// `position`, or the first instant at which an owner of `poller` may still write a row.
     fn owned(&self, poller: PollerId, position: Timestamp) -> Timestamp {
         let done = self.positions.get(&poller).copied().unwrap_or_default().done;
@@ -327,6 +374,9 @@ impl Drive {
         insert.due.position = minute(i64::from(nominal) + i64::from(delay));
         let schedule = Arc::make_mut(&mut insert.schedule);
         schedule.spec.payload = (0..new.payload_len).map(|at| at.to_le_bytes()[0] ^ 0xa5).collect();
+        for (name, is_there) in LABELS.into_iter().zip([new.labels.0, new.labels.1]) {
+            schedule.spec.labels.extend(is_there.then(|| (name.to_owned(), "yes".to_owned())));
+        }
         self.known.push((incarnation, tenant, schedule.id.clone(), schedule.poller));
         self.last.insert(name, insert.clone());
         insert
@@ -361,9 +411,20 @@ impl Drive {
             let second = all.expect("the model does not fail").first().map(|run| run.occurrence);
             same(&engine.runs(incarnation, second, 2).await, &model.runs(incarnation, second, 2).await, context);
         }
-        for tenant in [TENANT, OTHER_TENANT] {
+        let tenants = vec![TENANT, OTHER_TENANT];
+        same(&engine.active(tenants.clone()).await, &model.active(tenants.clone()).await, context);
+        for tenant in tenants {
             let all = model.dead_letters(tenant, None, usize::MAX).await;
             same(&engine.dead_letters(tenant, None, usize::MAX).await, &all, context);
+        }
+        for tenant in [TENANT, OTHER_TENANT] {
+            let by_status = [Status::Active, Status::Ended, Status::Cancelled].map(By::Status);
+            let by_label = LABELS.map(|name| By::Label { name, value: "yes" });
+            for (by, limit) in [By::All].into_iter().chain(by_status).chain(by_label).zip([3, 2, 100, 1, 2, 100]) {
+                let (engine, model) =
+                    (listed(engine, tenant, &by, limit).await, listed(model, tenant, &by, limit).await);
+                same(&engine, &model, context);
+            }
         }
         let pollers: BTreeSet<PollerId> = self.known.iter().map(|(.., poller)| *poller).collect();
         for poller in pollers {
@@ -404,6 +465,20 @@ impl Drive {
             cursor = next;
         }
         assert!(self.arrivals.is_empty(), "arrivals that are not told: {:?}", self.arrivals);
+    }
+}
+
+/// All pages.
+async fn listed(store: &dyn Store, tenant: TenantId, by: &By<'_>, limit: usize) -> Vec<Arc<Schedule>> {
+    let (mut told, mut after) = (Vec::new(), None);
+    loop {
+        let listing = Listing { tenant, by: by.clone(), after, limit };
+        let page = listing::page(store, &listing).await.expect("the store is read");
+        told.extend(page.schedules);
+        after = page.next;
+        if after.is_none() {
+            return told;
+        }
     }
 }
 

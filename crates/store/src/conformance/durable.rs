@@ -3,7 +3,7 @@
 use domain::{DueKey, Occurrence, RunState, Schedule};
 
 use super::Subject;
-use super::scene::{Scene, TENANT, due_of, id, insert_in, minute, poller, run_of};
+use super::scene::{OTHER_TENANT, Scene, TENANT, due_of, id, insert_in, minute, poller, run_of};
 use crate::{Audit, Change, Cursor, Inserted, SigningSecret, Tenant, WriteRefusal};
 
 pub(super) async fn everything_is_there_after_a_reopen(subject: &dyn Subject) {
@@ -31,6 +31,7 @@ pub(super) async fn everything_is_there_after_a_reopen(subject: &dyn Subject) {
     let due = DueKey { position: minute(8), occurrence: again, ..first };
     owner.write(Change::Redrive { of: dead, due }).await;
     owner.put(&insert_in(poller, scene.numbers.incarnation(), replaced.id.clone(), minute(9))).await;
+    assert_eq!(scene.store.active(vec![OTHER_TENANT, TENANT]).await, Ok(vec![0, 4]));
     owner.close(minute(4), minute(3)).await;
     let tenant = Tenant::new(TENANT, "default", 1, SigningSecret::first(vec![7; 24], minute(0)));
     let entry = Audit::of(&tenant, minute(0), "test", "tenant.create", "default");
@@ -53,6 +54,7 @@ async fn everything(scene: &Scene, schedules: &[std::sync::Arc<Schedule>]) -> St
     let mut tell = |what: &dyn std::fmt::Debug| writeln!(told, "{what:?}").expect("a string takes all");
     let names = schedules.iter().map(|schedule| (TENANT, schedule.id.clone())).collect();
     tell(&store.get(names).await);
+    tell(&store.active(vec![TENANT]).await);
     tell(&store.load(schedules.iter().map(|schedule| schedule.incarnation).collect()).await);
     for schedule in schedules {
         tell(&store.runs(schedule.incarnation, None, 10).await);
@@ -63,7 +65,7 @@ async fn everything(scene: &Scene, schedules: &[std::sync::Arc<Schedule>]) -> St
     tell(&scene.positions(poller).await);
     let tenants = store.tenants().await.expect("the store is read");
     let secrets: Vec<_> =
-        tenants.iter().flat_map(|tenant| &tenant.signing_secrets).map(|it| it.secret.0.clone()).collect();
+        tenants.iter().flat_map(|tenant| &tenant.signing_secrets).map(|it| it.secret.plain().cloned()).collect();
     tell(&(tenants, secrets));
     told
 }

@@ -30,7 +30,9 @@ fn every_change(scene: &Scene, live: &Schedule, dead: Occurrence, new: Insert) -
     let replacing = insert_in(live.poller, scene.numbers.incarnation(), live.id.clone(), minute(40));
     vec![
         Change::Put(new),
-        Change::Put(replacing),
+        Change::Put(replacing.clone()),
+        Change::PutIf { insert: replacing, seen: Some(live.seen()) },
+        Change::CancelIf(live.edition()),
         Change::Run { run, then: None, ends: false },
         Change::Advance { incarnation, revision, due: next },
         Change::Defer(DueKey { position: minute(32), ..next }),
@@ -83,9 +85,12 @@ pub(super) async fn an_older_term_is_refused_for_every_change(subject: &dyn Subj
     assert_eq!(everything().await, before);
 
     // The same changes are good under the new term: the term was the reason.
-    let only_put_replaces =
-        changes.into_iter().filter(|change| !matches!(change, Change::Put(insert) if insert.schedule.id == live.id));
-    for change in only_put_replaces {
+    let makes_another_edition = |change: &Change| match change {
+        Change::Put(insert) | Change::PutIf { insert, .. } => insert.schedule.id == live.id,
+        Change::CancelIf(_) => true,
+        _ => false,
+    };
+    for change in changes.into_iter().filter(|change| !makes_another_edition(change)) {
         let written = successor.try_write(change.clone()).await;
         assert!(written.is_ok(), "{change:?} is {written:?}");
     }

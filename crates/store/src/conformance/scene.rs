@@ -10,7 +10,7 @@ use domain::occurrence::Run;
 use domain::retry::RetryPolicy;
 use domain::schedule::HttpTarget;
 use domain::{
-    Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId,
+    Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen,
     ShardId, Spec, Status, Target, TenantId, Term, Timestamp, When,
 };
 
@@ -262,6 +262,17 @@ impl Owner<'_> {
         match self.try_write(Change::Put(insert.clone())).await {
             Ok(Written::Put { schedule, position, before }) => (schedule, position, before),
             other => panic!("a put is answered as one: {other:?}"),
+        }
+    }
+
+    pub(super) async fn put_if(
+        &self,
+        insert: &Insert,
+        seen: Option<Seen>,
+    ) -> Result<(Arc<Schedule>, Timestamp, Option<Status>), WriteRefusal> {
+        match self.try_write(Change::PutIf { insert: insert.clone(), seen }).await? {
+            Written::Put { schedule, position, before } => Ok((schedule, position, before)),
+            Written::Done => panic!("a put is answered as one"),
         }
     }
 

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Status, TargetKey, TenantId,
-    Term, Timestamp,
+    DueKey, Incarnation, LabelKey, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Status, TargetKey,
+    TenantId, Term, Timestamp,
 };
 
 use crate::{
-    Arrival, Audit, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Outdated, Positions, Tenant,
-    WriteRefusal, tenant,
+    Arrival, Audit, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, ListBy, ListPage, ListRead,
+    Outdated, Positions, Tenant, WriteRefusal, tenant,
 };
 
 /// Who writes a due row.
@@ -227,6 +227,26 @@ impl Model {
         self.schedules.get(&incarnation).cloned()
     }
 
+    /// As one who looks at so many of the tenant's rows, whether they are as was asked for or not.
+    pub(super) fn list(&self, read: &ListRead) -> ListPage {
+        let start = read.after.map_or(Bound::Unbounded, Bound::Excluded);
+        let after = self.schedules.range((start, Bound::Unbounded));
+        let mut of_tenant = after.filter(|(_, schedule)| schedule.tenant == read.tenant).peekable();
+        let mut page = ListPage::default();
+        for (incarnation, schedule) in of_tenant.by_ref().take(read.limit) {
+            page.next = Some(*incarnation);
+            let mut keys = schedule.spec.labels.iter().map(|(name, value)| LabelKey::of(name, value));
+            let is_listed = match read.by {
+                ListBy::All => true,
+                ListBy::Status(status) => schedule.status == status,
+                ListBy::Label(key) => keys.any(|known| known == key),
+            };
+            page.incarnations.extend(is_listed.then_some(*incarnation));
+        }
+        page.next = page.next.filter(|_| of_tenant.peek().is_some());
+        page
+    }
+
     pub(super) fn run(&self, occurrence: &Occurrence) -> Option<&Run> {
         self.runs.get(occurrence)
     }
@@ -243,6 +263,11 @@ impl Model {
 
     pub(super) fn is_dead_letter(&self, run: &Run) -> bool {
         run.state == RunState::Failed && !self.redriven.contains(&run.occurrence)
+    }
+
+    pub(super) fn active(&self, tenant: TenantId) -> u64 {
+        let is_active = |schedule: &&Arc<Schedule>| schedule.tenant == tenant && schedule.status == Status::Active;
+        self.schedules.values().filter(is_active).count() as u64
     }
 
     pub(super) fn tenants(&self) -> Vec<Tenant> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use domain::limits::ATTEMPTS_KEPT;
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, Status, Term};
+use domain::{DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, Status, Term};
 
 use super::MemoryStore;
 use super::call::Call;
@@ -46,8 +46,12 @@ impl MemoryStore {
         let OwnerWrite { term, poller, change } = write;
         let owner = Owner { term, poller };
         let written = match change {
-            Change::Put(insert) => self.put(call, owner, insert).await,
+            Change::Put(insert) => self.put(call, owner, insert, |_| true).await,
+            Change::PutIf { insert, seen } => {
+                self.put(call, owner, insert, |now| now.map(Schedule::seen) == seen).await
+            }
             Change::Cancel(incarnation) => self.cancel(call, owner, incarnation).await,
+            Change::CancelIf(edition) => self.cancel_if(call, owner, edition).await,
             Change::Run { run, then, ends } => self.book(call, owner, run, then, ends).await,
             Change::Advance { incarnation, revision, due } => {
                 self.advance(call, owner, incarnation, revision, due).await
@@ -88,7 +92,14 @@ impl MemoryStore {
         Ok(step(&mut model)?)
     }
 
-    async fn put(&self, call: &mut Call<'_>, owner: Owner, insert: Insert) -> Result<Written, Stop> {
+    /// `may`: whether what has the id may be replaced, or given away.
+    async fn put(
+        &self,
+        call: &mut Call<'_>,
+        owner: Owner,
+        insert: Insert,
+        may: impl Fn(Option<&Schedule>) -> bool,
+    ) -> Result<Written, Stop> {
         let Insert { schedule, due } = insert;
         Model::check_new(&schedule, &due);
         loop {
@@ -97,6 +108,9 @@ impl MemoryStore {
                 .try_step(call, owner, |model| {
                     model.check_incarnation(&schedule);
                     let seen = model.find(schedule.tenant, &schedule.id);
+                    if !may(seen.as_deref()) {
+                        return Err(WriteRefusal::Changed);
+                    }
                     let planned = plan_put(seen.as_deref(), &schedule, model.is_used(schedule.incarnation))?;
                     assert_eq!(planned.poller, owner.poller, "the owner of a schedule's poller puts it");
                     let mut due = due;
@@ -130,6 +144,16 @@ impl MemoryStore {
         self.try_step(call, owner, |model| {
             model.check_owned(owner.poller, incarnation)?;
             if model.cancel(incarnation) { Ok(Written::Done) } else { Err(WriteRefusal::NotFound) }
+        })
+        .await
+    }
+
+    async fn cancel_if(&self, call: &mut Call<'_>, owner: Owner, edition: Edition) -> Result<Written, Stop> {
+        self.try_step(call, owner, |model| {
+            let schedule = model.schedule(edition.incarnation).filter(|schedule| schedule.edition() == edition);
+            let schedule = schedule.ok_or(WriteRefusal::Changed)?;
+            assert_eq!(schedule.poller, owner.poller, "the owner of a schedule's poller changes it");
+            if model.cancel(edition.incarnation) { Ok(Written::Done) } else { Err(WriteRefusal::Changed) }
         })
         .await
     }

@@ -2,6 +2,7 @@
 
 mod memory;
 mod mutants;
+mod sealed;
 mod support;
 
 use proptest::prelude::*;

@@ -15,8 +15,9 @@ use store::conformance::Case;
 use store::conformance::differential::{self, Operation};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Arrival, Audit, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, Mark,
-    Marked, Outdated, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Audit, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted,
+    ListBy, ListPage, ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant,
+    WriteRefusal, Written,
 };
 
 use crate::support::{Memory, weak_and_slow};
@@ -28,6 +29,9 @@ enum Bug {
     ArrivalCursorSkips,
     ClosedIsReadBeforeTheRow,
     ClosedIsNotLookedAt,
+    /// A change with a condition is made without one.
+    ConditionIsIgnored,
+    ConditionIsLookedAtBefore,
     CursorForgetsMarks,
     DeadLettersOfAnyTenant,
     DueAfterKeyLosesItsInstant,
@@ -36,6 +40,8 @@ enum Bug {
     FinalOutcomeIsAnsweredDone,
     HandOverIsLost,
     InsertsBackwards,
+    ListedPageIsTheLast,
+    ListedPageLosesItsLast,
     LoadsOutOfOrder,
     MadeIdIsTakenFromItsText,
     MarkIsClaimedApplied,
@@ -55,6 +61,11 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::ArrivalCursorSkips, "no_arrival_is_lost_under_a_moving_cursor"),
     (Bug::ClosedIsReadBeforeTheRow, "a_creator_or_the_owner_sees_the_other"),
     (Bug::ClosedIsNotLookedAt, "a_creator_behind_closed_is_moved_or_can_see_it"),
+    (Bug::ConditionIsIgnored, "a_cancel_of_an_edition_spares_every_other"),
+    (Bug::ConditionIsIgnored, "a_put_if_nothing_has_changed_replaces_what_was_seen"),
+    (Bug::ConditionIsIgnored, "a_put_if_nothing_is_there_makes_an_id_only_once"),
+    (Bug::ConditionIsLookedAtBefore, "a_put_and_a_cancel_at_once_agree_on_what_was_there"),
+    (Bug::ConditionIsLookedAtBefore, "of_puts_at_once_that_saw_the_same_one_takes_effect"),
     (Bug::CursorForgetsMarks, "marks_are_kept_until_their_cursor_is_presented"),
     (Bug::DeadLettersOfAnyTenant, "dead_letters_are_read_in_pages"),
     (Bug::DueAfterKeyLosesItsInstant, "an_instant_with_many_rows_is_read_in_pages"),
@@ -63,6 +74,8 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::FinalOutcomeIsAnsweredDone, "an_occurrence_has_one_final_outcome"),
     (Bug::HandOverIsLost, "what_is_in_flight_is_handed_over_under_a_term"),
     (Bug::InsertsBackwards, "of_two_inserts_of_one_id_in_a_batch_the_first_wins"),
+    (Bug::ListedPageIsTheLast, "schedules_are_listed_in_the_order_of_their_making"),
+    (Bug::ListedPageLosesItsLast, "schedules_are_listed_by_a_label"),
     (Bug::LoadsOutOfOrder, "a_batch_of_ten_thousand_is_answered_in_order"),
     (Bug::MadeIdIsTakenFromItsText, "a_chosen_id_in_the_form_of_a_made_one_is_only_a_name"),
     (Bug::MarkIsClaimedApplied, "a_mark_is_applied_or_told_to_the_owner"),
@@ -87,12 +100,15 @@ fn each_deliberate_bug_is_caught_by_its_case() {
 /// Those that show in the answers to calls made one after another, and in what the calls leave.
 const SEEN_BY_THE_MODEL: &[Bug] = &[
     Bug::ClosedIsNotLookedAt,
+    Bug::ConditionIsIgnored,
     Bug::DeadLettersOfAnyTenant,
     Bug::DueAfterKeyLosesItsInstant,
     Bug::DueNextStopsAtUntil,
     Bug::DueUntilIsExcluded,
     Bug::FinalOutcomeIsAnsweredDone,
     Bug::InsertsBackwards,
+    Bug::ListedPageIsTheLast,
+    Bug::ListedPageLosesItsLast,
     Bug::LoadsOutOfOrder,
     Bug::MarkIsClaimedApplied,
     Bug::NothingIsKept,
@@ -159,6 +175,31 @@ struct Broken {
 impl Broken {
     fn has(&self, bug: Bug) -> bool {
         self.bug == bug
+    }
+
+    /// Makes changes without their conditions; refuses those whose condition does not hold now.
+    async fn look_before(&self, writes: &mut [OwnerWrite]) -> Result<bool, StoreError> {
+        for write in writes {
+            write.change = match write.change.clone() {
+                Change::PutIf { insert, seen } => {
+                    let name = (insert.schedule.tenant, insert.schedule.id.clone());
+                    let now = self.store.get(vec![name]).await?.pop().flatten();
+                    if self.has(Bug::ConditionIsLookedAtBefore) && now.map(|now| now.seen()) != seen {
+                        return Ok(false);
+                    }
+                    Change::Put(insert)
+                }
+                Change::CancelIf(edition) => {
+                    let now = self.store.load(vec![edition.incarnation]).await?.pop().flatten();
+                    if self.has(Bug::ConditionIsLookedAtBefore) && now.map(|now| now.edition()) != Some(edition) {
+                        return Ok(false);
+                    }
+                    Change::Cancel(edition.incarnation)
+                }
+                other => other,
+            };
+        }
+        Ok(true)
     }
 
     async fn insert_without_looking(&self, inserts: Vec<Insert>, closed: Option<Vec<Timestamp>>) -> Vec<Inserted> {
@@ -247,6 +288,17 @@ impl Store for Broken {
         self.store.load(incarnations)
     }
 
+    fn list(&self, read: ListRead) -> Answer<'_, ListPage> {
+        Box::pin(async move {
+            let mut page = self.store.list(read).await?;
+            if self.has(Bug::ListedPageLosesItsLast) && read.by != ListBy::All {
+                page.incarnations.pop();
+            }
+            page.next = page.next.filter(|_| !self.has(Bug::ListedPageIsTheLast));
+            Ok(page)
+        })
+    }
+
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> Answer<'_, Vec<Option<Run>>> {
         self.store.find_runs(occurrences)
     }
@@ -265,6 +317,10 @@ impl Store for Broken {
             }
             Ok(dead)
         })
+    }
+
+    fn active(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>> {
+        self.store.active(tenants)
     }
 
     fn tenants(&self) -> Answer<'_, Vec<Tenant>> {
@@ -368,6 +424,10 @@ impl Store for Broken {
                 let terms = self.store.take(shards).await?;
                 let newest = terms.into_iter().max();
                 writes.iter_mut().for_each(|write| write.term = newest.unwrap_or(write.term));
+            }
+            let is_unconditional = self.has(Bug::ConditionIsIgnored) || self.has(Bug::ConditionIsLookedAtBefore);
+            if is_unconditional && !self.look_before(&mut writes).await? {
+                return Ok(vec![Err(WriteRefusal::Changed); writes.len()]);
             }
             let mut answers = self.store.write(writes).await?;
             let refused = answers.iter().find_map(|answer| answer.clone().err());

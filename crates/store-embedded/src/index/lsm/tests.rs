@@ -32,9 +32,11 @@ async fn fill(dir: &Path) {
                 let key = [b"key-".as_slice(), &[round.to_le_bytes()[0], number]].concat();
                 index.put(family, &key, &[number; 40], at(round * 100 + u64::from(number)));
             }
-            index.put(family, b"hidden", &round.to_le_bytes(), at(round * 100 + 50));
+            index.put(family, b"hidden", &[round.to_le_bytes(); 2].concat(), at(round * 100 + 50));
         }
-        index.remove_point(&[b'k', b'e', b'y', b'-', 0, 3], at(round * 100 + 60));
+        for family in [Family::Rows, Family::Points] {
+            index.remove(family, &[b'k', b'e', b'y', b'-', 0, 3], at(round * 100 + 60));
+        }
         flush(&index).await;
     }
 }
@@ -84,7 +86,7 @@ async fn a_flipped_bit_is_harmless_to_reads_or_told_and_always_found_by_verify()
         assert_eq!(index.verify().await.unwrap().damages, Vec::<String>::new());
         Family::ALL.map(|family| scan_all(&index, family).unwrap())
     };
-    assert_eq!(expected.each_ref().map(Vec::len), [25, 25, 24]);
+    assert_eq!(expected.each_ref().map(Vec::len), [24, 25, 24]);
     let mut files = Files::new();
     read_files(dir.path(), &mut files);
     let (mut told, mut harmless) = (0, 0);
@@ -170,7 +172,7 @@ async fn a_replay_reads_the_version_that_it_must_see_and_no_other_is_kept() {
             assert_eq!(value_at(&index, before).as_deref(), Some(&(before - 1).to_le_bytes()[..]), "before {before}");
         }
         assert!(index.tree(Family::Points).tree.approximate_len() < 12, "versions before the fifth are forgotten");
-        index.remove_point(key, at(12));
+        index.remove(Family::Points, key, at(12));
         flush(&index).await;
         assert_eq!(value_at(&index, 13), None);
     }
@@ -184,4 +186,51 @@ async fn a_replay_reads_the_version_that_it_must_see_and_no_other_is_kept() {
     assert_eq!(value_at(&index, 100), None);
     assert_eq!(index.verify().await.unwrap().rows[Family::Points as usize], 1);
     assert!(index.tree(Family::Points).tree.approximate_len() <= 5, "a removal goes with what it hides");
+}
+
+#[tokio::test]
+async fn a_row_that_was_removed_goes_once_no_replay_reads_it() {
+    const ROW: [u8; 400] = [7; 400];
+    let dir = tempfile::tempdir().unwrap();
+    let key = |number: u16| number.to_be_bytes();
+    let read = |index: &LsmIndex, number, before| index.get(Family::Rows, &key(number), before).unwrap();
+    let stored = |index: &LsmIndex| index.tree(Family::Rows).tree.approximate_len();
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    for round in 0..20_u64 {
+        for number in 0..50 {
+            let number = u16::try_from(round).unwrap() * 50 + number;
+            index.put(Family::Rows, &key(number), &ROW, at(round));
+        }
+        flush(&index).await;
+    }
+    // All but each tenth of the first half.
+    for number in (0..500).filter(|number| number % 10 > 0) {
+        index.remove(Family::Rows, &key(number), at(20));
+    }
+    flush(&index).await;
+    let mut entry = 21;
+    let mut merge = async |keep_from| {
+        for _ in 0..20 {
+            index.put(Family::Rows, &key(1_000 + u16::try_from(entry).unwrap()), &ROW, at(entry));
+            // A merge takes up what its tables overlap with: this is below all.
+            index.remove(Family::Rows, &[0], at(entry));
+            entry += 1;
+            flush(&index).await;
+        }
+        while index.merge_step(keep_from).unwrap() {}
+    };
+    merge(at(20)).await;
+    for number in 0..1_000 {
+        assert_eq!(read(&index, number, at(20)).as_deref(), Some(&ROW[..]), "a replay of entry 20 reads {number}");
+        let stays = number >= 500 || number % 10 == 0;
+        assert_eq!(read(&index, number, at(21)).is_some(), stays, "{number}");
+    }
+    assert_eq!(scan_all(&index, Family::Rows).unwrap().len(), 550 + 20);
+    merge(Sequence::LATEST).await;
+    assert_eq!(scan_all(&index, Family::Rows).unwrap().len(), 550 + 40);
+    assert!(stored(&index) < 550 + 40 + 60, "{} rows and removals are stored", stored(&index));
+    assert_eq!(index.verify().await.unwrap().rows[Family::Rows as usize], 550 + 40);
+    drop(index);
+    let index = LsmIndex::open(dir.path(), &options()).unwrap();
+    assert!((0..1_000).all(|number| read(&index, number, at(500)).is_some() == (number >= 500 || number % 10 == 0)));
 }

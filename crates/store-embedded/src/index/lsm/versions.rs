@@ -31,6 +31,17 @@ pub(super) fn unwrap(wrapped: &Bytes) -> Result<Option<Bytes>, lsm_tree::Error> 
     Ok((!is_removed).then(|| wrapped.slice(LEN..)))
 }
 
+/// Whether this is, where values are not wrapped, no row but the removal of one: none is so short.
+pub(super) fn is_removal(value: &[u8]) -> bool {
+    value.len() == LEN
+}
+
+/// When the value was written; `None` if it was removed.
+pub(super) fn written(wrapped: &[u8]) -> Result<Option<Sequence>, lsm_tree::Error> {
+    let (sequence, is_removed) = parse(wrapped)?;
+    Ok((!is_removed).then_some(Sequence::from_u64(sequence)))
+}
+
 fn parse(wrapped: &[u8]) -> Result<(u64, bool), lsm_tree::Error> {
     let mark = wrapped.first_chunk::<LEN>().ok_or(lsm_tree::Error::InvalidHeader("a versioned value"))?;
     let mark = u64::from_le_bytes(*mark);
@@ -73,6 +84,46 @@ impl CompactionFilter for VersionsFilter {
         self.is_settled = sequence < self.keep_from;
         // Below the last level there is nothing that a removal could hide.
         let is_needless = self.is_settled && is_removed && context.is_last_level;
+        Ok(if is_needless { Verdict::Destroy } else { Verdict::Keep })
+    }
+}
+
+/// As [`VersionsFactory`], for rows that never change: they are written once, as they are, and may be removed.
+pub(super) struct RemovedRowsFactory(pub(super) Arc<AtomicU64>);
+
+impl Factory for RemovedRowsFactory {
+    fn name(&self) -> &'static str {
+        "rows that were removed"
+    }
+
+    fn make_filter(&self, _context: &Context) -> Box<dyn CompactionFilter> {
+        Box::new(RemovedRowsFilter { keep_from: self.0.load(Ordering::Acquire), key: Bytes::new(), is_removed: false })
+    }
+}
+
+struct RemovedRowsFilter {
+    keep_from: u64,
+    key: Bytes,
+    /// The earliest read sees that it was removed.
+    is_removed: bool,
+}
+
+impl CompactionFilter for RemovedRowsFilter {
+    fn filter_item(&mut self, item: ItemAccessor<'_>, context: &Context) -> lsm_tree::Result<Verdict> {
+        let key: &[u8] = item.key();
+        if key != &self.key[..] {
+            self.key = Bytes::from(item.key().clone());
+            self.is_removed = false;
+        }
+        let value = item.value()?;
+        if self.is_removed {
+            return Ok(Verdict::Destroy);
+        }
+        if !is_removal(&value) {
+            return Ok(Verdict::Keep);
+        }
+        self.is_removed = parse(&value)?.0 < self.keep_from;
+        let is_needless = self.is_removed && context.is_last_level;
         Ok(if is_needless { Verdict::Destroy } else { Verdict::Keep })
     }
 }

@@ -1,0 +1,102 @@
+//! Writing requests in Rust: what a client would otherwise spell field by field.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use serde::Serialize;
+use serde_json::value::to_raw_value;
+
+use crate::{Egress, RetryRequest, ScheduleRequest, TargetRequest, TargetRequestHttp, TenantRequest, Time};
+
+impl ScheduleRequest {
+    /// Once, at an instant: a [`Time`], or RFC 3339 text with an offset.
+    #[must_use]
+    pub fn at(instant: impl ToString, url: impl Into<String>) -> Self {
+        ScheduleRequest { at: Some(instant.to_string()), ..ScheduleRequest::to(url) }
+    }
+
+    /// By a cron expression of five fields, or six with seconds first, in UTC; see [`ScheduleRequest::zone`].
+    #[must_use]
+    pub fn cron(expression: impl Into<String>, url: impl Into<String>) -> Self {
+        ScheduleRequest { cron: Some(expression.into()), ..ScheduleRequest::to(url) }
+    }
+
+    /// Every so often: `30s`, `1h30m`, `PT30S`.
+    #[must_use]
+    pub fn every(duration: impl Into<String>, url: impl Into<String>) -> Self {
+        ScheduleRequest { every: Some(duration.into()), ..ScheduleRequest::to(url) }
+    }
+
+    fn to(url: impl Into<String>) -> Self {
+        let http = TargetRequestHttp { url: url.into(), ..TargetRequestHttp::default() };
+        ScheduleRequest { target: TargetRequest { http }, ..ScheduleRequest::default() }
+    }
+
+    #[must_use]
+    pub fn id(self, id: impl Into<String>) -> Self {
+        ScheduleRequest { id: Some(id.into()), ..self }
+    }
+
+    /// The IANA zone that the cron expression is meant in.
+    #[must_use]
+    pub fn zone(self, zone: impl Into<String>) -> Self {
+        ScheduleRequest { zone: Some(zone.into()), ..self }
+    }
+
+    /// What the callback's body is: `payload` as JSON.
+    ///
+    /// # Errors
+    /// If it cannot be written as JSON, as a map whose keys are no text.
+    pub fn payload(self, payload: &(impl Serialize + ?Sized)) -> serde_json::Result<Self> {
+        Ok(ScheduleRequest { payload: Some(to_raw_value(payload)?), ..self })
+    }
+
+    #[must_use]
+    pub fn label(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.labels.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
+        self
+    }
+
+    /// A header of the callback.
+    #[must_use]
+    pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.target.http.headers.get_or_insert_with(BTreeMap::new).insert(name.into(), value.into());
+        self
+    }
+
+    /// Attempts in all; further ones after the first wait, `backoff`, which doubles.
+    #[must_use]
+    pub fn retry(self, attempts_max: u16, backoff: impl Into<String>) -> Self {
+        let retry = RetryRequest { attempts_max: Some(attempts_max), backoff: Some(backoff.into()), backoff_max: None };
+        ScheduleRequest { retry: Some(retry), ..self }
+    }
+}
+
+impl TenantRequest {
+    /// As the service is set up.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        TenantRequest {
+            name: name.into(),
+            quotas: BTreeMap::new(),
+            ceilings: BTreeMap::new(),
+            egress: Egress::default(),
+        }
+    }
+}
+
+impl From<SystemTime> for Time {
+    /// Rounded up to a millisecond, so that nothing is early; before 1970 it is 1970.
+    fn from(instant: SystemTime) -> Self {
+        let since = instant.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Time(i64::try_from(since.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX))
+    }
+}
+
+impl std::ops::Add<Duration> for Time {
+    type Output = Time;
+
+    fn add(self, rhs: Duration) -> Time {
+        Time(self.0.saturating_add(i64::try_from(rhs.as_millis()).unwrap_or(i64::MAX)))
+    }
+}

@@ -1,0 +1,32 @@
+//! What the pool did, told at each look.
+
+use std::fmt;
+use std::sync::Arc;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+
+use crate::Client;
+
+pub(crate) struct OfPool(pub(crate) Arc<Client>);
+
+impl fmt::Debug for OfPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OfPool")
+    }
+}
+
+impl Collector for OfPool {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let connections = self.0.pool.connections();
+        let opened = ConstCounter::new(connections.opened);
+        let help = "Connections opened to targets.";
+        let name = "reveille_callback_connections_opened";
+        opened.encode(encoder.encode_descriptor(name, help, None, opened.metric_type())?)?;
+        let idle = ConstGauge::new(i64::try_from(connections.idle).unwrap_or(i64::MAX));
+        let help = "Open connections to targets with no callback on them.";
+        idle.encode(encoder.encode_descriptor("reveille_callback_connections_idle", help, None, idle.metric_type())?)
+    }
+}

@@ -1,0 +1,217 @@
+//! Callbacks go where the tenant's policy lets them go, however the way there is spelled. With the system's resolver.
+
+use std::sync::Arc;
+
+use callback::{HttpDeliver, Options};
+use domain::egress::Class;
+use domain::{AttemptResult, Egress};
+use futures_util::FutureExt;
+use scheduler::{Delivered, Delivery};
+use store::Tenant;
+
+use crate::support::{Listening, OK, deliverer, delivery, loopback, sent, target};
+
+fn of_tenant(egress: &Egress, url: String) -> Delivery {
+    let made = delivery(target(url), b"1");
+    Delivery { tenant: Arc::new(Tenant { egress: egress.clone(), ..(*made.tenant).clone() }), ..made }
+}
+
+async fn attempt(deliverer: &HttpDeliver, egress: &Egress, url: String) -> Delivered {
+    sent(deliverer, of_tenant(egress, url)).await
+}
+
+fn reason(delivered: &Delivered) -> &str {
+    match &delivered.result {
+        AttemptResult::Unreachable(reason) => reason,
+        other => panic!("it was not refused: {other:?}"),
+    }
+}
+
+fn is_refused(delivered: &Delivered) -> bool {
+    matches!(&delivered.result, AttemptResult::Unreachable(reason) if reason.starts_with("egress_refused: "))
+}
+
+/// Loopback, as URLs, resolvers and `inet_aton` have it.
+const SPELLINGS: &[&str] = &[
+    "127.0.0.1",
+    "localhost",
+    "LOCALHOST",
+    "127.1",
+    "127.0.1",
+    "2130706433",
+    "0x7f000001",
+    "0x7f.1",
+    "0X7F.0.0.1",
+    "0177.0.0.1",
+    "017700000001",
+    "0177.0.0x1",
+    "00000177.1",
+    "127.0.0.1.",
+    "localhost.",
+    "127.1.",
+    "127.000.000.001",
+    "[::1]",
+    "[0:0:0:0:0:0:0:1]",
+    "[::ffff:127.0.0.1]",
+    "[::ffff:7f00:1]",
+    "[::127.0.0.1]",
+    "[64:ff9b::7f00:1]",
+    "[64:ff9b:1::7f00:1]",
+    "[2002:7f00:1::]",
+    "[::ffff:0:7f00:1]",
+    "[::]",
+    "0.0.0.0",
+    "0",
+    "0x0",
+    "127.255.255.254",
+    "%31%32%37.0.0.1",
+    "\u{ff11}\u{ff12}\u{ff17}.0.0.1",
+    "127\u{3002}0\u{3002}0\u{3002}1",
+    "\u{24db}ocalhost",
+    "[::1%25lo]",
+    "[fe80::1%25lo]",
+    "[::ffff:7f.0.0.1]",
+    "127.0.0.1#@example.org",
+    "example.org@127.0.0.1",
+];
+
+#[tokio::test]
+async fn no_spelling_of_loopback_reaches_it_without_leave() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    // Every class but this one.
+    let others = Egress { allow: [Class::Private, Class::LinkLocal, Class::Shared].into(), ..Egress::default() };
+    let mut refused = 0;
+    for spelling in SPELLINGS {
+        for egress in [&Egress::default(), &others] {
+            let delivered = attempt(&deliverer, egress, format!("http://{spelling}:{}/", listening.port())).await;
+            refused += usize::from(is_refused(&delivered));
+            // What is no URL, and what no resolver knows, gets no further either.
+            assert!(!reason(&delivered).contains("127.") && !reason(&delivered).contains("::"), "{delivered:?}");
+        }
+    }
+    assert!(listening.accept().now_or_never().is_none(), "nobody ever connected");
+    assert_eq!(deliverer.connections().opened, 0);
+    assert!(refused >= 2 * 20, "most are refused by the guard, and not by chance: {refused}");
+}
+
+#[tokio::test]
+async fn a_spelling_of_loopback_is_as_good_as_another_for_who_may_call_it() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    for spelling in ["127.0.0.1", "localhost", "127.1", "2130706433", "0x7f.1", "0177.0.0.1", "[::ffff:127.0.0.1]"] {
+        let url = format!("http://{spelling}:{}/", listening.port());
+        let loopback = loopback();
+        let (delivered, _served) = tokio::join!(attempt(&deliverer, &loopback, url), listening.serve(OK));
+        assert!(delivered.result.is_success(), "{spelling}: {delivered:?}");
+    }
+}
+
+/// One of each kind, as an address and in other spellings.
+const ELSEWHERE: &[&str] = &[
+    "10.0.0.1",
+    "172.16.0.1",
+    "192.168.1.1",
+    "167772161",
+    "0xa.1",
+    "012.0.0.1",
+    "169.254.169.254",
+    "2852039166",
+    "0xa9fea9fe",
+    "[fd00:ec2::254]",
+    "[::ffff:169.254.169.254]",
+    "100.64.0.1",
+    "100.100.100.200",
+    "224.0.0.1",
+    "255.255.255.255",
+    "192.0.2.1",
+    "198.18.0.1",
+    "240.0.0.1",
+    "[fe80::1]",
+    "[fc00::1]",
+    "[ff02::1]",
+    "[2001:db8::1]",
+    "[2002:a9fe:a9fe::1]",
+    "[64:ff9b::a9fe:a9fe]",
+    "[2001:0:4136:e378:8000:63bf:5601:5601]",
+];
+
+#[tokio::test]
+async fn no_address_that_is_not_public_is_called_without_leave() {
+    let deliverer = deliverer(Options::default());
+    for host in ELSEWHERE {
+        for scheme in ["http", "https"] {
+            let delivered = attempt(&deliverer, &loopback(), format!("{scheme}://{host}/")).await;
+            // No certificate is for a number: TLS gives up before anybody is asked where that is.
+            let is_no_name = scheme == "https" && reason(&delivered) == "the exchange failed";
+            assert!(is_refused(&delivered) || is_no_name, "{scheme}://{host}/: {delivered:?}");
+        }
+    }
+    assert_eq!(deliverer.connections().opened, 0);
+    let classes = Egress { allow: Class::ALL.into(), ..Egress::default() };
+    for host in ["169.254.169.254", "2852039166", "[fd00:ec2::254]", "100.100.100.200"] {
+        let delivered = attempt(&deliverer, &classes, format!("http://{host}/")).await;
+        assert!(is_refused(&delivered), "metadata is of no class: {host}: {delivered:?}");
+    }
+    let expected = "egress_refused: the host is at a metadata service's address, which the tenant's policy does not allow; an \
+                    operator can change the policy";
+    assert_eq!(reason(&attempt(&deliverer, &classes, "http://0xa9fea9fe/".to_owned()).await), expected);
+}
+
+#[tokio::test]
+async fn a_network_that_is_named_is_called() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let named = |network: &str| Egress { allow_networks: vec![network.parse().unwrap()], ..Egress::default() };
+    for (network, is_allowed) in [("127.0.0.0/31", true), ("127.0.0.1", true), ("127.0.0.2/31", false), ("::/0", false)]
+    {
+        let egress = named(network);
+        let attempt = attempt(&deliverer, &egress, listening.url());
+        if is_allowed {
+            assert!(tokio::join!(attempt, listening.serve(OK)).0.result.is_success(), "{network}");
+        } else {
+            assert!(is_refused(&attempt.await), "{network}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tenant_that_forbids_http_calls_https_only() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let strict = Egress { forbid_http: true, ..loopback() };
+    let delivered = attempt(&deliverer, &strict, listening.url()).await;
+    assert_eq!(reason(&delivered), "egress_refused: the tenant's policy allows https only");
+    let (delivered, ()) =
+        tokio::join!(attempt(&deliverer, &strict, format!("https://127.0.0.1:{}/", listening.port())), async {
+            drop(listening.accept_stream().await)
+        });
+    assert!(!is_refused(&delivered), "{delivered:?}");
+}
+
+#[tokio::test]
+async fn no_tenant_rides_on_a_connection_that_its_policy_would_not_open() {
+    let listening = Listening::start().await;
+    let deliverer = deliverer(Options::default());
+    let free = loopback();
+    let (delivered, (mut peer, _)) = tokio::join!(attempt(&deliverer, &free, listening.url()), listening.serve(OK));
+    assert!(delivered.result.is_success());
+    assert_eq!(deliverer.connections().idle, 1);
+    // Another tenant; or the same, once its policy has changed.
+    for stricter in [Egress::default(), Egress { forbid_http: true, ..loopback() }] {
+        assert!(is_refused(&attempt(&deliverer, &stricter, listening.url()).await), "{stricter:?}");
+    }
+    // One that may call it under other words opens its own.
+    let wider = Egress { allow: [Class::Loopback, Class::Private].into(), ..Egress::default() };
+    let (delivered, _served) = tokio::join!(attempt(&deliverer, &wider, listening.url()), listening.serve(OK));
+    assert!(delivered.result.is_success());
+    assert_eq!(deliverer.connections().opened, 2);
+    // And the first tenant's is still its own.
+    let serve = async {
+        peer.request().await;
+        peer.send(OK).await;
+    };
+    let (delivered, ()) = tokio::join!(attempt(&deliverer, &free, listening.url()), serve);
+    assert!(delivered.result.is_success());
+    assert_eq!(deliverer.connections().opened, 2);
+}

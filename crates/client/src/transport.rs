@@ -1,0 +1,237 @@
+//! One request and its answer over HTTP, and again as long as that may help.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{PROBLEM_CONTENT_TYPE, Problem};
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, ETAG, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error as SendError};
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use rustls::{ClientConfig, RootCertStore};
+use serde::de::DeserializeOwned;
+
+use crate::retry::{self, Repeat};
+use crate::{Error, Options, Refused, SetupError, Tag, clock};
+
+pub(crate) type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
+
+/// The server closes a connection after 30 s without a request: it is left before.
+const IDLE_MAX: Duration = Duration::from_secs(20);
+/// Of an answer that is not the API's, in an error.
+const FOREIGN_CHARS_MAX: usize = 200;
+
+pub(crate) struct Transport {
+    client: Client<HttpsConnector<HttpConnector>, Body>,
+    /// Without a slash at its end.
+    url: String,
+    authorization: HeaderValue,
+    pub(crate) options: Options,
+}
+
+/// A request that can be sent more than once.
+pub(crate) struct Call {
+    pub(crate) method: Method,
+    /// From `/v1` on.
+    pub(crate) path: String,
+    pub(crate) body: Option<Bytes>,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
+    pub(crate) repeat: Repeat,
+}
+
+impl Call {
+    pub(crate) fn get(path: String) -> Self {
+        Call { method: Method::GET, path, body: None, headers: Vec::new(), repeat: Repeat::Always }
+    }
+
+    pub(crate) fn delete(path: String) -> Self {
+        Call { method: Method::DELETE, ..Call::get(path) }
+    }
+
+    pub(crate) fn with_body(method: Method, path: String, repeat: Repeat, body: &impl serde::Serialize) -> Self {
+        let body = serde_json::to_vec(body).expect("wire types have text keys");
+        Call { method, body: Some(body.into()), repeat, ..Call::get(path) }
+    }
+}
+
+/// An answer that says that it was done.
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) tag: Option<Tag>,
+    body: Bytes,
+}
+
+impl Answer {
+    pub(crate) fn read<T: DeserializeOwned>(&self) -> Result<T, Error> {
+        serde_json::from_slice(&self.body).map_err(|source| Error::Unreadable { source })
+    }
+
+    /// Reads what borrows from its text.
+    pub(crate) fn read_with<'a, T: serde::Deserialize<'a>, U>(&'a self, owned: fn(T) -> U) -> Result<U, Error> {
+        serde_json::from_slice(&self.body).map(owned).map_err(|source| Error::Unreadable { source })
+    }
+}
+
+impl Transport {
+    pub(crate) fn new(url: &str, key: &str, options: Options) -> Result<Self, SetupError> {
+        let url = checked(url)?;
+        let key = key.trim();
+        let is_key = key.contains('.') && key.bytes().all(|byte| byte.is_ascii_graphic());
+        let mut authorization = match is_key {
+            true => HeaderValue::from_str(&format!("Bearer {key}")).map_err(|_| SetupError::Key)?,
+            false => return Err(SetupError::Key),
+        };
+        authorization.set_sensitive(true);
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_nodelay(true);
+        http.set_connect_timeout(Some(options.connect_timeout));
+        let builder = HttpsConnectorBuilder::new().with_tls_config(tls_config(&options)?);
+        let connector = builder.https_or_http().enable_http1().wrap_connector(http);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_MAX)
+            .pool_max_idle_per_host(options.idle_connections_max)
+            .build(connector);
+        Ok(Transport { client, url, authorization, options })
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Sends until there is an answer, an error that stays one, or no time.
+    pub(crate) async fn call(&self, call: &Call) -> Result<Answer, Error> {
+        let start = clock::monotonic();
+        let mut attempt = 1;
+        loop {
+            let left = self.options.deadline.saturating_sub(start.elapsed());
+            let error = match self.attempt(call, left.min(self.options.attempt_timeout)).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let left = self.options.deadline.saturating_sub(start.elapsed());
+            let wait = retry::wait(&error, call.repeat, attempt, left, &self.options, clock::random());
+            let Some(wait) = wait else { return Err(error) };
+            clock::sleep(wait).await;
+            attempt += 1;
+        }
+    }
+
+    async fn attempt(&self, call: &Call, limit: Duration) -> Result<Answer, Error> {
+        let mut request = self.request(call.method.clone(), &call.path)?;
+        for (name, value) in &call.headers {
+            request.headers_mut().insert(name, value.clone());
+        }
+        if let Some(body) = &call.body {
+            request.headers_mut().entry(CONTENT_TYPE).or_insert(HeaderValue::from_static("application/json"));
+            *request.body_mut() = Full::new(body.clone()).boxed_unsync();
+        }
+        let exchange = async { self.whole(self.respond(request).await?).await };
+        clock::timeout(limit, exchange).await.unwrap_or(Err(Error::TimedOut { limit }))
+    }
+
+    /// A request without a body, with what all have.
+    pub(crate) fn request(&self, method: Method, path: &str) -> Result<Request<Body>, Error> {
+        let uri = format!("{}{path}", self.url);
+        let request = Request::builder()
+            .method(method)
+            .uri(&uri)
+            .header(AUTHORIZATION, self.authorization.clone())
+            .header(ACCEPT, "application/json")
+            .header(USER_AGENT, concat!("reveille-client/", env!("CARGO_PKG_VERSION")));
+        // Ids are percent-encoded: only one that is longer than a path may be is left to fail.
+        request
+            .body(Full::default().boxed_unsync())
+            .map_err(|source| Error::Unreachable { url: uri, source: source.into() })
+    }
+
+    /// The head of the answer to one request.
+    pub(crate) async fn respond(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
+        self.client.request(request).await.map_err(|error| self.failure(error))
+    }
+
+    fn failure(&self, error: SendError) -> Error {
+        if error.is_connect() {
+            return Error::Unreachable { url: self.url.clone(), source: error.into() };
+        }
+        Error::Broken { source: error.into() }
+    }
+
+    /// The whole of an answer, if it says that it was done.
+    pub(crate) async fn whole(&self, response: Response<Incoming>) -> Result<Answer, Error> {
+        let (head, body) = response.into_parts();
+        let bytes_max = self.options.answer_bytes_max;
+        let body = match Limited::new(body, bytes_max).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => return Err(Error::TooLarge { bytes_max }),
+            Err(source) => return Err(Error::Broken { source }),
+        };
+        match head.status.is_success() {
+            true => Ok(Answer { status: head.status, tag: head.headers.get(ETAG).and_then(Tag::of), body }),
+            false => Err(refusal(head.status, &head.headers, &body)),
+        }
+    }
+}
+
+fn refusal(status: StatusCode, headers: &HeaderMap, body: &[u8]) -> Error {
+    let is_problem = headers.get(CONTENT_TYPE).is_some_and(|media| media.as_bytes() == PROBLEM_CONTENT_TYPE.as_bytes());
+    match serde_json::from_slice::<Problem>(body) {
+        Ok(problem) if is_problem => {
+            let retry_after = headers.get(RETRY_AFTER).and_then(|value| wait_of(value.to_str().ok()?));
+            Error::Refused(Box::new(Refused { problem, retry_after }))
+        }
+        Ok(_) | Err(_) => {
+            let text = String::from_utf8_lossy(body).chars().take(FOREIGN_CHARS_MAX).collect();
+            Error::Foreign { status: status.as_u16(), text }
+        }
+    }
+}
+
+/// RFC 9110, 10.2.3: seconds, or a date (which a proxy may have put there).
+fn wait_of(text: &str) -> Option<Duration> {
+    match text.trim().parse() {
+        Ok(seconds) => Some(Duration::from_secs(seconds)),
+        Err(_) => Some(httpdate::parse_http_date(text).ok()?.duration_since(clock::wall()).unwrap_or_default()),
+    }
+}
+
+/// The address without a slash at its end.
+fn checked(url: &str) -> Result<String, SetupError> {
+    let refused = |reason| SetupError::Url { url: without_user(url), reason };
+    let uri: Uri = url.trim().parse().map_err(|_| refused("it is not a URL"))?;
+    if !matches!(uri.scheme_str(), Some("http" | "https")) {
+        return Err(refused("it begins with neither http:// nor https://"));
+    }
+    let authority = uri.authority().filter(|authority| !authority.host().is_empty());
+    match authority {
+        None => Err(refused("it has no host")),
+        Some(authority) if authority.as_str().contains('@') => Err(refused("a user name does not belong there")),
+        Some(_) if uri.query().is_some() => Err(refused("a query does not belong there")),
+        Some(_) => Ok(url.trim().trim_end_matches('/').to_owned()),
+    }
+}
+
+/// What is before an `@` may be a password.
+fn without_user(url: &str) -> String {
+    match url.rsplit_once('@') {
+        Some((_, rest)) => format!("…@{rest}"),
+        None => url.to_owned(),
+    }
+}
+
+fn tls_config(options: &Options) -> Result<ClientConfig, SetupError> {
+    let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    for (number, root) in options.extra_roots.iter().enumerate() {
+        roots.add(root.clone()).map_err(|source| SetupError::Root { number, source })?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    Ok(config.expect("ring speaks TLS 1.2 and 1.3").with_root_certificates(roots).with_no_client_auth())
+}

@@ -1,0 +1,128 @@
+//! Lost answers, servers in trouble, and what is no server of ours.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use reveille_client::{Client, Error, ListBy, Options, ScheduleState, Time, TryStreamExt as _};
+
+use crate::support::{ADMIN_KEY, PATIENCE, World, client, later, losing, on_real, scripted};
+
+fn problem(status: u16, code: &str, headers: &str) -> String {
+    let body = format!(r#"{{"type":"urn:x","title":"","status":{status},"code":"{code}","detail":"d"}}"#);
+    format!(
+        "HTTP/1.1 {status} X\r\ncontent-type: application/problem+json\r\n{headers}content-length: {}\r\n\
+         connection: close\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+const CANCELLED: &str = "HTTP/1.1 200 OK\r\ncontent-length: 22\r\nconnection: close\r\n\r\n{\"result\":\"cancelled\"}";
+
+#[test]
+fn a_create_whose_answers_are_lost_is_made_once_and_told() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let unlucky = client(losing(&runtime, world.address, 3).await, ADMIN_KEY);
+        let made = unlucky.create(&later()).await.unwrap();
+        let read = world.client().get(&made.id).await.unwrap();
+        assert_eq!((read.state, read.revision, made.created_at), (ScheduleState::Active, 0, read.created_at));
+        let all: Vec<_> = world.client().schedules(&ListBy::All).try_collect().await.unwrap();
+        assert_eq!(all.len(), 1, "it was sent four times");
+
+        // With an id of the caller's, it cannot be told what was there before: it is the caller's to look.
+        let unlucky = client(losing(&runtime, world.address, 1).await, ADMIN_KEY);
+        let error = unlucky.create(&later().id("own")).await.unwrap_err();
+        assert!(error.is_outcome_unknown() && error.is_retryable(), "{error:?}");
+        assert_eq!(unlucky.get("own").await.unwrap().revision, 0);
+
+        let unlucky = client(losing(&runtime, world.address, 2).await, ADMIN_KEY);
+        assert!(unlucky.put("put", &later()).await.unwrap().schedule.revision > 0, "a PUT is sent again");
+        world.stop().await;
+    });
+}
+
+#[test]
+fn a_server_in_trouble_is_asked_again_and_not_before_it_wants_to() {
+    on_real(async |runtime| {
+        let busy = problem(429, "rate_limited", "retry-after: 1\r\n");
+        let (address, asked) = scripted(&runtime, &[&busy, CANCELLED]).await;
+        let start = runtime.monotonic();
+        client(address, "a.b").cancel("any").await.unwrap();
+        assert!(runtime.monotonic().since(start) >= Duration::from_secs(1));
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
+
+        // One that wants more patience than there is is not asked again.
+        let busy = problem(503, "store_unavailable", "retry-after: 3600\r\n");
+        let (address, asked) = scripted(&runtime, &[&busy, CANCELLED]).await;
+        let error = client(address, "a.b").cancel("any").await.unwrap_err();
+        assert_eq!((error.code(), asked.load(Ordering::Relaxed)), (Some("store_unavailable"), 1));
+        assert!(error.is_retryable());
+
+        // A proxy may say until when.
+        let date = "retry-after: Fri, 01 Jan 1999 00:00:00 GMT\r\n";
+        let (address, _) = scripted(&runtime, &[&problem(503, "store_unavailable", date), CANCELLED]).await;
+        client(address, "a.b").cancel("any").await.unwrap();
+    });
+}
+
+#[test]
+fn what_makes_a_secret_is_not_sent_again_after_an_unknown_outcome() {
+    on_real(async |runtime| {
+        let broken = "HTTP/1.1 201 Created\r\ncontent-length: 999\r\n\r\n{";
+        let (address, asked) = scripted(&runtime, &[broken, broken]).await;
+        let error = client(address, "a.b").create_signing_secret("shop").await.unwrap_err();
+        assert!(matches!(error, Error::Broken { .. }), "{error:?}");
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn what_does_not_answer_ends_within_the_deadline() {
+    on_real(async |runtime| {
+        let (address, asked) = scripted(&runtime, &[]).await;
+        let limit = Duration::from_millis(100);
+        let options = Options { attempt_timeout: limit, deadline: 3 * limit, ..Options::default() };
+        let impatient = Client::new(&format!("http://{address}"), "a.b", options).unwrap();
+        let ended = runtime.timeout(PATIENCE, impatient.get("any")).await.expect("it ends");
+        assert!(matches!(ended.unwrap_err(), Error::TimedOut { .. }));
+        assert!(asked.load(Ordering::Relaxed) >= 2, "it was asked again");
+
+        let options = Options { attempts_max: 2, ..Options::default() };
+        let nobody = Client::new("http://127.0.0.1:9", "a.b", options).unwrap();
+        let error = nobody.create(&later()).await.unwrap_err();
+        assert!(matches!(error, Error::Unreachable { .. }) && !error.is_outcome_unknown(), "{error:?}");
+        assert!(error.to_string().contains("http://127.0.0.1:9"), "{error}");
+    });
+}
+
+#[test]
+fn what_is_not_reveille_is_named_and_shown() {
+    on_real(async |runtime| {
+        let html = "HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 15\r\n\r\n<h1>nginx</h1>!";
+        let (address, _) = scripted(&runtime, &[html]).await;
+        let error = client(address, "a.b").get("any").await.unwrap_err();
+        assert!(error.to_string().contains("nginx") && error.status() == Some(404), "{error}");
+
+        let moved = "HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n";
+        let (address, _) = scripted(&runtime, &[moved]).await;
+        assert_eq!(client(address, "a.b").get("any").await.unwrap_err().status(), Some(302), "no redirect is followed");
+
+        let words = "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello";
+        let (address, _) = scripted(&runtime, &[words]).await;
+        let error = client(address, "a.b").get("any").await.unwrap_err();
+        assert!(matches!(error, Error::Unreadable { .. }), "{error:?}");
+
+        let endless = format!("HTTP/1.1 200 OK\r\n\r\n{}", "x".repeat(5_000));
+        let (address, _) = scripted(&runtime, &[&endless]).await;
+        let options = Options { answer_bytes_max: 4_096, ..Options::default() };
+        let error = Client::new(&format!("http://{address}"), "a.b", options).unwrap().get("any").await.unwrap_err();
+        assert!(matches!(error, Error::TooLarge { bytes_max: 4_096 }), "{error:?}");
+    });
+}
+
+#[test]
+fn a_time_of_the_system_is_rounded_up() {
+    let instant = std::time::SystemTime::UNIX_EPOCH + Duration::from_nanos(1_000_001);
+    assert_eq!(Time::from(instant), Time(2));
+    assert_eq!(Time(5) + Duration::from_secs(1), Time(1_005));
+}

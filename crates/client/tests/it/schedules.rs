@@ -1,0 +1,169 @@
+//! One schedule at a time, and its runs.
+
+use reveille_client::api::{self, CancelResult};
+use reveille_client::{Error, ListBy, ScheduleRequest, ScheduleState, Time, TryStreamExt as _};
+use serde_json::json;
+
+use crate::support::{ADMIN_KEY, World, client, later, on_real};
+
+#[test]
+fn a_schedule_is_made_read_replaced_and_cancelled() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let client = world.client();
+        let request = ScheduleRequest::cron("0 9 * * MON-FRI", "http://127.0.0.1:9/report")
+            .zone("Europe/Berlin")
+            .payload(&json!({"b": 1, "a": "ü\n"}))
+            .unwrap()
+            .label("team", "billing")
+            .header("x-team", "billing")
+            .retry(3, "2s");
+        let made = client.create(&request).await.unwrap();
+        assert_eq!((made.state, made.revision), (ScheduleState::Active, 0));
+        let read = client.get(&made.id).await.unwrap();
+        assert_eq!(read.cron.as_deref(), Some("0 9 * * MON-FRI"));
+        assert_eq!(read.zone.as_deref(), Some("Europe/Berlin"));
+        assert_eq!(read.payload.as_ref().unwrap().get(), r#"{"a":"ü\n","b":1}"#);
+        assert_eq!(read.labels["team"], "billing");
+        let api::Target::Http(target) = &read.target;
+        assert!(target.headers.contains_key("x-team"));
+        assert_eq!((read.retry.attempts_max, read.retry.backoff.as_str()), (3, "2s"));
+
+        let put = client.put(&made.id, &later()).await.unwrap();
+        assert_eq!((put.created, put.schedule.revision), (false, 1));
+        assert!(client.put("of-our-own", &later()).await.unwrap().created);
+        assert_eq!(client.cancel(&made.id).await.unwrap().result, CancelResult::Cancelled);
+        assert_eq!(client.get(&made.id).await.unwrap().state, ScheduleState::Cancelled);
+        world.stop().await;
+    });
+}
+
+#[test]
+fn schedules_are_listed_as_a_stream() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let client = world.client();
+        for number in 0..120 {
+            let request = later().id(format!("n{number}")).label("team & all", ["a=b", "c"][number % 2]);
+            client.create(&request).await.unwrap();
+        }
+        client.cancel("n7").await.unwrap();
+        let count = async |by| {
+            let ids: std::collections::BTreeSet<String> =
+                client.schedules(&by).map_ok(|schedule| schedule.id).try_collect().await.unwrap();
+            ids.len()
+        };
+        assert_eq!(count(ListBy::All).await, 120);
+        assert_eq!(count(ListBy::State(ScheduleState::Active)).await, 119);
+        assert_eq!(count(ListBy::State(ScheduleState::Cancelled)).await, 1);
+        assert_eq!(count(ListBy::State(ScheduleState::Ended)).await, 0);
+        let (name, value) = ("team & all".to_owned(), "a=b".to_owned());
+        assert_eq!(count(ListBy::Label { name, value }).await, 60);
+        let next = client.get("n0").await.unwrap().next.unwrap();
+        let due = |from| ListBy::Due { from, until: next + std::time::Duration::from_secs(60) };
+        assert_eq!(count(due(next)).await, 119);
+        assert_eq!(count(due(next + std::time::Duration::from_millis(1))).await, 0);
+        let page = client.schedule_page(&ListBy::All, 7, None).await.unwrap();
+        assert!(page.schedules.len() == 7 && page.next_page_token.is_some());
+        world.stop().await;
+    });
+}
+
+#[test]
+fn a_refusal_tells_code_request_and_every_field() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let client = world.client();
+        let request = ScheduleRequest::every("1 fortnight", "mailto:me").zone("Mars/Olympus");
+        let error = client.create(&request).await.unwrap_err();
+        assert_eq!((error.code(), error.status()), (Some("invalid_schedule"), Some(422)));
+        assert!(error.request_id().is_some() && !error.is_retryable() && !error.is_outcome_unknown());
+        let pointers: Vec<_> = error.field_errors().iter().filter_map(|error| error.pointer.as_deref()).collect();
+        assert!(pointers.contains(&"/every") && pointers.contains(&"/target/http/url"), "{pointers:?}");
+
+        let known = later().id("known");
+        client.create(&known).await.unwrap();
+        assert_eq!(client.create(&known).await.unwrap_err().code(), Some("schedule_exists"));
+        assert_eq!(client.get("unknown").await.unwrap_err().code(), Some("schedule_not_found"));
+        assert_eq!(world.client_as("admins.wrong").get("known").await.unwrap_err().code(), Some("invalid_credentials"));
+        world.stop().await;
+    });
+}
+
+#[test]
+fn an_id_is_one_segment_of_a_path_whatever_is_in_it() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let client = world.client();
+        client.put("known", &later()).await.unwrap();
+        for id in ["../schedules/known", "known/runs", "known?limit=1", "known#a", ".", "..", "%6bnown", "ü", "a b\r\n"]
+        {
+            let error = client.get(id).await.unwrap_err();
+            assert!(matches!(error.status(), Some(400 | 404)), "{id:?}: {error:?}");
+            assert!(matches!(error, Error::Refused(_)), "{id:?}: {error:?}");
+            assert!(client.runs(id).try_next().await.is_err(), "{id:?}");
+        }
+        world.stop().await;
+    });
+}
+
+#[test]
+fn runs_come_page_by_page_as_one_stream_and_a_dead_letter_is_redriven_once() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let client = world.client();
+        // Nothing listens at port 9: the only attempt fails.
+        let at = Time(runtime.now().as_millis());
+        for number in 0..5 {
+            let doomed = ScheduleRequest::at(at, "http://127.0.0.1:9/").id(format!("doomed-{number}")).retry(1, "1s");
+            client.create(&doomed).await.unwrap();
+        }
+        let dead = loop {
+            let dead: Vec<_> = client.dead_letters().try_collect().await.unwrap();
+            if dead.len() == 5 {
+                break dead;
+            }
+            runtime.sleep(std::time::Duration::from_millis(10)).await;
+        };
+        let page = client.dead_letters_page(2, None).await.unwrap();
+        let next = client.dead_letters_page(2, page.next_page_token.as_deref()).await.unwrap();
+        let ids: Vec<_> = page.runs.iter().chain(&next.runs).map(|run| &run.id).collect();
+        assert_eq!(ids, dead.iter().take(4).map(|run| &run.id).collect::<Vec<_>>());
+
+        let run = client.runs("doomed-3").try_next().await.unwrap().unwrap();
+        assert_eq!((run.state, run.attempts.len()), (api::RunState::Failed, 1));
+        let redriven = client.redrive(&run.id).await.unwrap();
+        assert_ne!(redriven.run_id, run.id);
+        assert_eq!(client.redrive(&run.id).await.unwrap_err().code(), Some("not_dead_letter"));
+        assert_eq!(client.redrive("nonsense").await.unwrap_err().code(), Some("run_not_found"));
+        world.stop().await;
+    });
+}
+
+#[test]
+fn a_key_is_in_no_debug_text_and_in_no_error() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let secret = ADMIN_KEY.split_once('.').unwrap().1;
+        let client = client(world.address, ADMIN_KEY);
+        let error = client.get("unknown").await.unwrap_err();
+        let setup =
+            reveille_client::Client::new("ftp://me:password@host", ADMIN_KEY, reveille_client::Options::default());
+        let setup = setup.unwrap_err();
+        let texts = format!("{client:?} {error:?} {error} {setup:?} {setup}");
+        assert!(!texts.contains(secret) && !texts.contains("password"), "{texts}");
+        world.stop().await;
+    });
+}
+
+#[test]
+fn an_address_or_a_key_that_cannot_be_one_is_refused_before_anything_is_sent() {
+    let new = |url: &str, key: &str| reveille_client::Client::new(url, key, reveille_client::Options::default());
+    for url in ["", "host", "host:8080", "ftp://host", "http://", "http://me@host", "http://host?a=b", "http://a b"] {
+        assert!(new(url, ADMIN_KEY).is_err(), "{url:?}");
+    }
+    for key in ["", "word", "a.b\nc", "a.ü"] {
+        assert!(new("http://host", key).is_err(), "{key:?}");
+    }
+    assert_eq!(new(" https://host/base/ ", " a.b\n").unwrap().url(), "https://host/base");
+}

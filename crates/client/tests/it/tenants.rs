@@ -1,0 +1,76 @@
+//! What operators and admins do.
+
+use reveille_client::api::{TenantPatch, TenantRequest};
+use reveille_client::{KeyRequest, Quota, Role, TryStreamExt as _};
+
+use crate::support::{OPERATOR_KEY, World, later, on_real};
+
+#[test]
+fn a_tenant_is_made_with_keys_and_secrets_and_all_of_it_is_in_its_audit_log() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let operator = world.client_as(OPERATOR_KEY);
+        let made = operator.create_tenant(&TenantRequest::new("billing")).await.unwrap();
+        assert!(!format!("{made:?}").contains(&made.key.secret.0), "what is secret is not shown");
+        let names: Vec<_> = operator.tenants().await.unwrap().into_iter().map(|tenant| tenant.name).collect();
+        assert_eq!(names, ["billing", "operator", "shop"]);
+
+        let admin = world.client_as(&made.key.secret.0);
+        let request = KeyRequest { role: Role::Writer, name: "checkout".to_owned(), expires_at: None };
+        let writer = admin.create_key("billing", &request).await.unwrap();
+        let writers = world.client_as(&writer.secret.0);
+        writers.create(&later()).await.unwrap();
+        assert_eq!(writers.keys("billing").await.unwrap_err().code(), Some("role_forbidden"));
+        assert_eq!(admin.keys("shop").await.unwrap_err().code(), Some("tenant_not_found"));
+        assert_eq!(admin.keys("billing").await.unwrap().len(), 2);
+        assert_eq!(admin.revoke_key("billing", &writer.key.id).await.unwrap().name, "checkout");
+        assert_eq!(writers.create(&later()).await.unwrap_err().code(), Some("invalid_credentials"));
+
+        let second = admin.create_signing_secret("billing").await.unwrap();
+        assert!(second.secret.0.starts_with("whsec_"));
+        let secrets = admin.signing_secrets("billing").await.unwrap();
+        assert_eq!(secrets[0], second.signing_secret);
+        admin.delete_signing_secret("billing", &secrets[1].id).await.unwrap();
+        let last = admin.delete_signing_secret("billing", &secrets[0].id).await.unwrap_err();
+        assert_eq!(last.code(), Some("last_one"));
+
+        assert_eq!(admin.tenant("billing").await.unwrap().keys, 1);
+        let entries: Vec<_> = admin.audit("billing").map_ok(|entry| entry.action).try_collect().await.unwrap();
+        let expected = ["tenant.create", "key.create", "key.revoke", "signing_secret.create", "signing_secret.delete"];
+        assert_eq!(entries, expected);
+        world.stop().await;
+    });
+}
+
+#[test]
+fn an_admin_sets_quotas_up_to_the_ceilings_that_an_operator_sets() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let ceilings = [(Quota::CreatesPerSecond, Some(50))].into();
+        let patch = TenantPatch { ceilings, ..TenantPatch::default() };
+        let patched = world.client_as(OPERATOR_KEY).update_tenant("shop", &patch).await.unwrap();
+        assert_eq!(patched.ceilings[&Quota::CreatesPerSecond], Some(50));
+        let admin = world.client();
+        let sheet = admin.set_quotas(&[(Quota::CreatesPerSecond, Some(20))].into()).await.unwrap();
+        assert_eq!(sheet.quotas[&Quota::CreatesPerSecond], Some(20));
+        assert_eq!(admin.quotas().await.unwrap(), sheet);
+        let error = admin.set_quotas(&[(Quota::CreatesPerSecond, Some(51))].into()).await.unwrap_err();
+        assert_eq!((error.code(), error.is_retryable()), (Some("quota_ceiling"), false));
+        world.stop().await;
+    });
+}
+
+#[test]
+fn creates_above_the_rate_wait_as_long_as_the_server_asks_and_all_are_made() {
+    on_real(async |runtime| {
+        let world = World::start(&runtime).await;
+        let client = world.client();
+        client.set_quotas(&[(Quota::CreatesPerSecond, Some(2))].into()).await.unwrap();
+        let request = later();
+        let creates = (0..4).map(|_| client.create(&request));
+        for made in futures_util::future::join_all(creates).await {
+            made.unwrap();
+        }
+        world.stop().await;
+    });
+}

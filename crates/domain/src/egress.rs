@@ -1,0 +1,320 @@
+//! Where callbacks may go: what kind of address one is, and which kinds a tenant may call.
+//!
+//! A target is somebody's wish, and the machine that calls it stands inside somebody else's network: without a rule, a
+//! tenant could reach what only that machine can (cloud metadata, databases, the operator's own desk). So only public
+//! addresses are called, unless the tenant's policy names others.
+//!
+//! Always true here: what no table below knows is not public; an address that carries another one (RFC 4038, 6052, 3056,
+//! 4380) is called only if both may be. Names are not looked at: they are judged by what they resolve to, by whoever
+//! resolves them.
+//!
+//! The tables are IANA's special-purpose registries for IPv4 and IPv6 (RFC 6890 and its updates).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::str::FromStr;
+
+use http::Uri;
+
+/// What the reason of a refused attempt begins with, and the code of a refused URL.
+pub const EGRESS_REFUSED: &str = "egress_refused";
+
+/// Networks that a policy may name. Each connection is held against all of them.
+pub const NETWORKS_MAX: usize = 32;
+
+/// What a tenant's callbacks may reach beside public addresses. [`Egress::default`]: nothing.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Egress {
+    pub allow: BTreeSet<Class>,
+    /// At most [`NETWORKS_MAX`]. What no class covers is allowed only here, and a metadata service only by a network of
+    /// that one address.
+    pub allow_networks: Vec<Network>,
+    /// Only `https` is called.
+    pub forbid_http: bool,
+}
+
+/// Addresses that are not public, but that a policy may allow as a whole.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Class {
+    /// 127.0.0.0/8, ::1: the machine that calls.
+    Loopback,
+    /// RFC 1918, and unique local addresses (RFC 4193).
+    Private,
+    /// 169.254.0.0/16, fe80::/10.
+    LinkLocal,
+    /// 100.64.0.0/10, behind a carrier's NAT (RFC 6598).
+    Shared,
+}
+
+impl Class {
+    pub const ALL: [Class; 4] = [Class::Loopback, Class::Private, Class::LinkLocal, Class::Shared];
+
+    /// As policies write it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::Loopback => "loopback",
+            Class::Private => "private",
+            Class::LinkLocal => "link_local",
+            Class::Shared => "shared",
+        }
+    }
+}
+
+impl FromStr for Class {
+    type Err = UnknownClass;
+
+    fn from_str(text: &str) -> Result<Self, UnknownClass> {
+        Class::ALL.into_iter().find(|class| class.name() == text).ok_or(UnknownClass)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("it is none of loopback, private, link_local and shared")]
+pub struct UnknownClass;
+
+/// All addresses that begin with the same bits, as `10.1.0.0/16`; one without a length is a single address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Network {
+    address: IpAddr,
+    length: u8,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NetworkError {
+    #[error("it is not a network; write 10.1.0.0/16, or 2001:db8::/32")]
+    Syntax,
+    #[error("bits after its length are set; write the network's first address")]
+    HostBits,
+}
+
+impl Network {
+    const fn v4(a: u8, b: u8, c: u8, d: u8, length: u8) -> Self {
+        Network { address: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), length }
+    }
+
+    const fn v6(head: [u16; 4], length: u8) -> Self {
+        let [a, b, c, d] = head;
+        Network { address: IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)), length }
+    }
+
+    #[must_use]
+    pub fn contains(self, address: IpAddr) -> bool {
+        match (self.address, address) {
+            (IpAddr::V4(network), IpAddr::V4(address)) => {
+                first_bits(u128::from(network.to_bits() ^ address.to_bits()) << 96, self.length) == 0
+            }
+            (IpAddr::V6(network), IpAddr::V6(address)) => {
+                first_bits(network.to_bits() ^ address.to_bits(), self.length) == 0
+            }
+            (IpAddr::V4(_), IpAddr::V6(_)) | (IpAddr::V6(_), IpAddr::V4(_)) => false,
+        }
+    }
+
+    fn is_one_address(self) -> bool {
+        self.length == bits(self.address)
+    }
+}
+
+fn bits(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn first_bits(of: u128, count: u8) -> u128 {
+    of.checked_shr(128 - u32::from(count)).unwrap_or(0)
+}
+
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkError> {
+        let (address, length) = text.split_once('/').map_or((text, None), |(address, length)| (address, Some(length)));
+        let address: IpAddr = address.parse().map_err(|_| NetworkError::Syntax)?;
+        if address.to_canonical() != address {
+            return Err(NetworkError::Syntax); // A mapped address is judged as the IPv4 address that it is.
+        }
+        let length = match length {
+            None => bits(address),
+            Some(digits) if digits.bytes().all(|digit| digit.is_ascii_digit()) => {
+                digits.parse().ok().filter(|length| *length <= bits(address)).ok_or(NetworkError::Syntax)?
+            }
+            Some(_) => return Err(NetworkError::Syntax),
+        };
+        let all = match address {
+            IpAddr::V4(address) => u128::from(address.to_bits()) << 96,
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        if all.checked_shl(u32::from(length)).unwrap_or(0) != 0 {
+            return Err(NetworkError::HostBits);
+        }
+        Ok(Network { address, length })
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.length)
+    }
+}
+
+/// What an address is to one who calls it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Public,
+    Of(Class),
+    /// A cloud's metadata service, which hands out credentials to whoever asks from inside.
+    Metadata,
+    /// For documentation, benchmarks, multicast, broadcast, the future, or nobody.
+    Reserved,
+    /// A gateway would take it to this address of IPv4.
+    Translated(Ipv4Addr),
+}
+
+/// The metadata services of the large clouds: most are at one link-local address; those that are not would pass for
+/// private, shared or even public.
+const METADATA: [IpAddr; 8] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)), // AWS: credentials of containers
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)), // AWS: identities of pods
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)), // Alibaba
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)), // Azure
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)), // AWS
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)), // AWS: identities of pods
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)), // Google
+];
+
+const RESERVED_V4: [Network; 9] = [
+    Network::v4(0, 0, 0, 0, 8),
+    Network::v4(192, 0, 0, 0, 24),
+    Network::v4(192, 0, 2, 0, 24),
+    Network::v4(192, 88, 99, 0, 24), // relays of 6to4
+    Network::v4(198, 18, 0, 0, 15),
+    Network::v4(198, 51, 100, 0, 24),
+    Network::v4(203, 0, 113, 0, 24),
+    Network::v4(224, 0, 0, 0, 4),
+    Network::v4(240, 0, 0, 0, 4), // broadcast, too
+];
+
+/// All that is given out to anybody; all else is reserved.
+const GLOBAL_V6: Network = Network::v6([0x2000, 0, 0, 0], 3);
+
+const RESERVED_V6: [Network; 3] = [
+    Network::v6([0x2001, 0, 0, 0], 23), // protocols: benchmarks, ORCHID
+    Network::v6([0x2001, 0xdb8, 0, 0], 32),
+    Network::v6([0x3fff, 0, 0, 0], 20),
+];
+
+const CLASSES: [(Network, Class); 9] = [
+    (Network::v4(127, 0, 0, 0, 8), Class::Loopback),
+    (Network { address: IpAddr::V6(Ipv6Addr::LOCALHOST), length: 128 }, Class::Loopback),
+    (Network::v4(10, 0, 0, 0, 8), Class::Private),
+    (Network::v4(172, 16, 0, 0, 12), Class::Private),
+    (Network::v4(192, 168, 0, 0, 16), Class::Private),
+    (Network::v6([0xfc00, 0, 0, 0], 7), Class::Private),
+    (Network::v4(169, 254, 0, 0, 16), Class::LinkLocal),
+    (Network::v6([0xfe80, 0, 0, 0], 10), Class::LinkLocal),
+    (Network::v4(100, 64, 0, 0, 10), Class::Shared),
+];
+
+impl Kind {
+    /// A mapped address (::ffff:0:0/96) is the IPv4 address that the kernel connects to.
+    #[must_use]
+    pub fn of(address: IpAddr) -> Kind {
+        let address = address.to_canonical();
+        if METADATA.contains(&address) {
+            return Kind::Metadata;
+        }
+        if let Some((_, class)) = CLASSES.iter().find(|(network, _)| network.contains(address)) {
+            return Kind::Of(*class);
+        }
+        match address {
+            IpAddr::V4(_) if RESERVED_V4.iter().any(|network| network.contains(address)) => Kind::Reserved,
+            IpAddr::V4(_) => Kind::Public,
+            IpAddr::V6(v6) => Kind::of_v6(v6),
+        }
+    }
+
+    fn of_v6(v6: Ipv6Addr) -> Kind {
+        let address = IpAddr::V6(v6);
+        let [s0, s1, s2, s3, s4, s5, s6, s7] = v6.segments();
+        let embedded =
+            |high: u16, low: u16| Kind::Translated(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)));
+        match [s0, s1, s2, s3, s4, s5] {
+            // Unspecified, and IPv4-compatible (RFC 4291, 2.5.5.1).
+            [0, 0, 0, 0, 0, 0] if s6 == 0 => Kind::Reserved,
+            [0, 0, 0, 0, 0, 0] => embedded(s6, s7),
+            // Stateless translation (RFC 2765), NAT64 (RFC 6052), and its prefix for networks of one's own (RFC 8215).
+            [0, 0, 0, 0, 0xffff, 0] | [0x64, 0xff9b, 0, 0, 0, 0] | [0x64, 0xff9b, 1, ..] => embedded(s6, s7),
+            // 6to4 (RFC 3056), and Teredo (RFC 4380), whose client's address is written inverted.
+            [0x2002, ..] => embedded(s1, s2),
+            [0x2001, 0, ..] => embedded(!s6, !s7),
+            _ if !GLOBAL_V6.contains(address) => Kind::Reserved,
+            _ if RESERVED_V6.iter().any(|network| network.contains(address)) => Kind::Reserved,
+            _ => Kind::Public,
+        }
+    }
+}
+
+/// Why a target is not called. It names no address: the name that a tenant wrote may stand for one that it is not told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum EgressRefusal {
+    #[error("the tenant's policy allows https only")]
+    Http,
+    #[error(
+        "the host is at a {0} address, which the tenant's policy does not allow; an operator can change the policy"
+    )]
+    Address(&'static str),
+}
+
+impl Egress {
+    /// # Errors
+    /// If `address` is not public, and not allowed.
+    pub fn check(&self, address: IpAddr) -> Result<(), EgressRefusal> {
+        let address = address.to_canonical();
+        let (is_allowed, what) = match Kind::of(address) {
+            Kind::Public => return Ok(()),
+            Kind::Of(class) => (self.allow.contains(&class) || self.names(address), kind_name(class)),
+            Kind::Reserved => (self.names(address), "reserved"),
+            Kind::Metadata => {
+                let is_named = |network: &Network| network.is_one_address() && network.contains(address);
+                (self.allow_networks.iter().any(is_named), "metadata service's")
+            }
+            Kind::Translated(inner) => {
+                self.check(IpAddr::V4(inner))?;
+                (self.names(address), "translated")
+            }
+        };
+        if is_allowed { Ok(()) } else { Err(EgressRefusal::Address(what)) }
+    }
+
+    fn names(&self, address: IpAddr) -> bool {
+        self.allow_networks.iter().any(|network| network.contains(address))
+    }
+
+    /// As much of a URL as can be judged without asking anybody: its scheme, and a host that is an address. Of what is no
+    /// URL nothing is said.
+    ///
+    /// # Errors
+    /// If its target would be refused whatever names stand for.
+    pub fn check_url(&self, url: &Uri) -> Result<(), EgressRefusal> {
+        if self.forbid_http && url.scheme_str() == Some("http") {
+            return Err(EgressRefusal::Http);
+        }
+        let host = url.host().unwrap_or_default();
+        match host.trim_start_matches('[').trim_end_matches(']').parse() {
+            Ok(address) => self.check(address),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+fn kind_name(class: Class) -> &'static str {
+    match class {
+        Class::LinkLocal => "link-local",
+        other => other.name(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,55 @@
+//! The table of what was called: made, asked, and forgotten by age.
+
+use std::time::Duration;
+
+use engines::postgres::shared;
+use reveille_receiver::{create_table, forget, is_first};
+
+use crate::support::{count, on_real, pool, pool_of};
+
+#[test]
+fn any_number_of_processes_make_the_table_at_once() {
+    on_real(async |_| {
+        let pool = pool_of(&shared().create_database().unwrap());
+        let make = async || create_table(&pool.get().await.unwrap()).await;
+        let made = tokio::join!(make(), make(), make(), make());
+        assert!(made.0.is_ok() && made.1.is_ok() && made.2.is_ok() && made.3.is_ok(), "{made:?}");
+        make().await.unwrap();
+        assert_eq!(count(&pool, "reveille_callbacks").await, 0);
+    });
+}
+
+#[test]
+fn a_transaction_begun_elsewhere_can_ask_whether_it_is_the_first() {
+    on_real(async |_| {
+        let pool = pool().await;
+        let mut connection = pool.get().await.unwrap();
+        let rolled_back = connection.transaction().await.unwrap();
+        assert!(is_first(&rolled_back, "one").await.unwrap());
+        rolled_back.rollback().await.unwrap();
+        for is_new in [true, false] {
+            let transaction = connection.transaction().await.unwrap();
+            assert_eq!(is_first(&transaction, "one").await.unwrap(), is_new);
+            transaction.commit().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_came_long_ago_is_forgotten_and_all_else_stays() {
+    on_real(async |_| {
+        let pool = pool().await;
+        let connection = pool.get().await.unwrap();
+        let day = Duration::from_secs(24 * 60 * 60);
+        for (count, age) in [(25_000, "31 days"), (3, "29 days"), (2, "0 days")] {
+            let insert = format!(
+                "insert into reveille_callbacks select '{age}-' || n, now() - interval '{age}' from generate_series(1, {count}) n"
+            );
+            connection.batch_execute(&insert).await.unwrap();
+        }
+        assert_eq!(forget(&connection, day * 30).await.unwrap(), 25_000);
+        assert_eq!(count(&pool, "reveille_callbacks").await, 5);
+        assert_eq!(forget(&connection, day * 30).await.unwrap(), 0);
+        assert_eq!(forget(&connection, day).await.unwrap(), 3);
+    });
+}

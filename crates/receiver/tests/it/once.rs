@@ -1,0 +1,267 @@
+//! Doubles, failures and rude ends, each with its transaction.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::handler::Handler;
+use axum::middleware::from_fn_with_state;
+use axum::routing::post;
+use deadpool_postgres::Pool;
+use engines::postgres::Postgres;
+use reveille_receiver::{Callback, Failed, Once, Transaction};
+use runtime::Runtime;
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use crate::support::{Sent, count, listen, on_real, pool, pool_of, verifier};
+
+async fn receiver<T: 'static>(runtime: &Runtime, pool: &Pool, handler: impl Handler<T, ()>) -> SocketAddr {
+    let once = Once::new(verifier(), pool.clone());
+    let routes = Router::new().route("/", post(handler)).route_layer(from_fn_with_state(once, reveille_receiver::once));
+    listen(runtime, routes).await
+}
+
+async fn effect(transaction: &Transaction, what: &str) -> Result<(), Failed> {
+    transaction.execute("insert into effects (what) values ($1)", &[&what]).await?;
+    Ok(())
+}
+
+/// Until as many transactions of this database wait for another one as there should be.
+async fn wait_for_waiters(runtime: &Runtime, pool: &Pool, waiters: i64) {
+    let query = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'";
+    let connection = pool.get().await.unwrap();
+    while connection.query_one(query, &[]).await.unwrap().get::<_, i64>(0) != waiters {
+        runtime.sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A handler that says that it is there, and goes on when it may.
+#[derive(Clone)]
+struct Held {
+    entered: Arc<Semaphore>,
+    may_go: Arc<Semaphore>,
+}
+
+impl Held {
+    fn new() -> Self {
+        Held { entered: Arc::new(Semaphore::new(0)), may_go: Arc::new(Semaphore::new(0)) }
+    }
+
+    async fn pass(&self) {
+        self.entered.add_permits(1);
+        self.may_go.acquire().await.unwrap().forget();
+    }
+
+    async fn wait_entered(&self) {
+        self.entered.acquire().await.unwrap().forget();
+    }
+
+    fn release(&self) {
+        self.may_go.add_permits(1);
+    }
+}
+
+#[test]
+fn a_double_is_answered_200_and_no_handler_hears_of_it() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let handler = async |callback: Callback, transaction: Transaction| effect(&transaction, &callback.id).await;
+        let address = receiver(&runtime, &pool, handler).await;
+        for _ in 0..3 {
+            assert_eq!(Sent::new(&runtime, "one", "1").to(address).await.0, 200);
+        }
+        assert_eq!(Sent::new(&runtime, "two", "1").to(address).await.0, 200);
+        assert_eq!((count(&pool, "effects").await, count(&pool, "reveille_callbacks").await), (2, 2));
+        assert!(pool.status().size <= 2, "connections are used again: {:?}", pool.status());
+    });
+}
+
+#[test]
+fn of_two_doubles_at_once_one_waits_for_the_other_and_is_then_dropped() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let held = Held::new();
+        let (inside, calls) = (held.clone(), Arc::new(AtomicU32::new(0)));
+        let counted = calls.clone();
+        let handler = async move |transaction: Transaction| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            effect(&transaction, "done").await?;
+            inside.pass().await;
+            Ok::<_, Failed>(())
+        };
+        let address = receiver(&runtime, &pool, handler).await;
+        let sent = Sent::new(&runtime, "one", "1");
+        let (first, second, ()) = tokio::join!(sent.to(address), sent.to(address), async {
+            held.wait_entered().await;
+            wait_for_waiters(&runtime, &pool, 1).await;
+            held.release();
+        });
+        assert_eq!((first.0, second.0), (200, 200));
+        assert_eq!((calls.load(Ordering::Relaxed), count(&pool, "effects").await), (1, 1));
+    });
+}
+
+#[test]
+fn a_double_that_waited_for_one_that_failed_is_handled_in_its_place() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let held = Held::new();
+        let (inside, calls) = (held.clone(), Arc::new(AtomicU32::new(0)));
+        let handler = async move |transaction: Transaction| {
+            effect(&transaction, "done").await?;
+            inside.pass().await;
+            match calls.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(Failed::from("not this time")),
+                _ => Ok(()),
+            }
+        };
+        let address = receiver(&runtime, &pool, handler).await;
+        let sent = Sent::new(&runtime, "one", "1");
+        let (first, second, ()) = tokio::join!(sent.to(address), sent.to(address), async {
+            held.wait_entered().await;
+            wait_for_waiters(&runtime, &pool, 1).await;
+            held.release();
+            held.wait_entered().await;
+            held.release();
+        });
+        let mut answers = [first.0, second.0];
+        answers.sort_unstable();
+        assert_eq!((answers, count(&pool, "effects").await), ([200, 500], 1));
+    });
+}
+
+#[test]
+fn a_double_does_not_wait_for_ever() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let held = Held::new();
+        let inside = held.clone();
+        let once = Once::new(verifier(), pool.clone()).wait_max(Duration::from_millis(50));
+        let handler = async move |transaction: Transaction| {
+            effect(&transaction, "done").await?;
+            inside.pass().await;
+            Ok::<_, Failed>(())
+        };
+        let routes =
+            Router::new().route("/", post(handler)).route_layer(from_fn_with_state(once, reveille_receiver::once));
+        let address = listen(&runtime, routes).await;
+        let sent = Sent::new(&runtime, "one", "1");
+        let (first, ()) = tokio::join!(sent.to(address), async {
+            held.wait_entered().await;
+            assert_eq!(sent.to(address).await.0, 503);
+            held.release();
+        });
+        assert_eq!((first.0, sent.to(address).await.0, count(&pool, "effects").await), (200, 200, 1));
+    });
+}
+
+#[test]
+fn a_handler_that_fails_leaves_nothing_and_the_next_attempt_is_handled() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let calls = Arc::new(AtomicU32::new(0));
+        let handler = async move |transaction: Transaction| {
+            effect(&transaction, "done").await?;
+            match calls.fetch_add(1, Ordering::Relaxed) {
+                0 => Err(Failed::from("a mail server is away")),
+                1 => panic!("a bug"),
+                _ => Ok(()),
+            }
+        };
+        let address = receiver(&runtime, &pool, handler).await;
+        let sent = Sent::new(&runtime, "one", "1");
+        assert_eq!(sent.to(address).await.0, 500);
+        assert_eq!(sent.to(address).await.0, 0, "the connection ends with the handler");
+        assert_eq!((count(&pool, "effects").await, count(&pool, "reveille_callbacks").await), (0, 0));
+        assert_eq!(sent.to(address).await.0, 200);
+        assert_eq!(count(&pool, "effects").await, 1);
+    });
+}
+
+#[test]
+fn a_statement_that_failed_is_not_hidden_by_a_handler_that_says_that_all_is_well() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let calls = Arc::new(AtomicU32::new(0));
+        let handler = async move |transaction: Transaction| {
+            let is_first = calls.fetch_add(1, Ordering::Relaxed) == 0;
+            if is_first && transaction.execute("insert into nowhere values (1)", &[]).await.is_err() {
+                return Ok(());
+            }
+            effect(&transaction, "done").await
+        };
+        let address = receiver(&runtime, &pool, handler).await;
+        let sent = Sent::new(&runtime, "one", "1");
+        assert_eq!(sent.to(address).await.0, 503);
+        assert_eq!((sent.to(address).await.0, count(&pool, "effects").await), (200, 1));
+    });
+}
+
+#[test]
+fn a_transaction_that_outlives_its_handler_is_not_committed() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let (keep, kept) = tokio::sync::mpsc::unbounded_channel();
+        let handler = async move |transaction: Transaction| {
+            effect(&transaction, "done").await?;
+            keep.send(transaction).unwrap();
+            Ok::<_, Failed>(())
+        };
+        let address = receiver(&runtime, &pool, handler).await;
+        let (status, text) = Sent::new(&runtime, "one", "1").to(address).await;
+        assert_eq!(status, 500, "{text}");
+        drop(kept);
+        assert_eq!((count(&pool, "effects").await, count(&pool, "reveille_callbacks").await), (0, 0));
+    });
+}
+
+#[test]
+fn a_caller_that_goes_away_leaves_nothing_behind() {
+    on_real(async |runtime| {
+        let pool = pool().await;
+        let held = Held::new();
+        let inside = held.clone();
+        let handler = async move |transaction: Transaction| {
+            effect(&transaction, "done").await?;
+            inside.pass().await;
+            Ok::<_, Failed>(())
+        };
+        let address = receiver(&runtime, &pool, handler).await;
+        let sent = Sent::new(&runtime, "one", "1");
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(&sent.text()).await.unwrap();
+        held.wait_entered().await;
+        drop(stream);
+        // The next attempt waits until the first one's transaction is gone, and is not its double.
+        let (answer, ()) = tokio::join!(sent.to(address), async {
+            held.wait_entered().await;
+            held.release();
+        });
+        assert_eq!((answer.0, count(&pool, "effects").await), (200, 1));
+    });
+}
+
+#[test]
+fn while_the_database_is_away_the_answer_is_503_and_afterwards_the_effect_comes() {
+    on_real(async |runtime| {
+        let postgres = Postgres::start().unwrap();
+        let pool = pool_of(&postgres.create_database().unwrap());
+        let connection = pool.get().await.unwrap();
+        reveille_receiver::create_table(&connection).await.unwrap();
+        connection.batch_execute("create table effects (what text not null)").await.unwrap();
+        drop(connection);
+        let handler = async |transaction: Transaction| effect(&transaction, "done").await;
+        let address = receiver(&runtime, &pool, handler).await;
+        let sent = Sent::new(&runtime, "one", "1");
+        postgres.stop().unwrap();
+        let (status, text) = sent.to(address).await;
+        assert_eq!(status, 503);
+        assert!(!text.contains("postgres"), "{text}");
+        postgres.restart().unwrap();
+        assert_eq!((sent.to(address).await.0, count(&pool, "effects").await), (200, 1));
+    });
+}

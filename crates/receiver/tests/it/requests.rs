@@ -1,0 +1,109 @@
+//! Requests as strangers and Reveille send them, to a receiver that verifies.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::middleware::from_fn_with_state;
+use axum::routing::post;
+use reveille_receiver::{Callback, Failed, Options, Transaction, Verifier, verified};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::support::{KEY, Sent, answer_to, listen, on_real, secret, verifier};
+
+/// Answers with what it was called with; counts its calls.
+fn echo(verifier: Verifier, calls: &Arc<AtomicU32>) -> Router {
+    let calls = calls.clone();
+    let handler = async move |callback: Callback, body: String| {
+        calls.fetch_add(1, Ordering::Relaxed);
+        format!("{} {body}", callback.id)
+    };
+    Router::new().route("/", post(handler)).route_layer(from_fn_with_state(verifier, verified))
+}
+
+#[test]
+fn a_callback_reaches_its_handler_and_nothing_else_does() {
+    on_real(async |runtime| {
+        let calls = Arc::default();
+        let address = listen(&runtime, echo(verifier(), &calls)).await;
+        let good = Sent::new(&runtime, "run", r#"{"order":17}"#);
+        assert_eq!(good.to(address).await, (200, r#"run {"order":17}"#.to_owned()));
+
+        let mut tampered = Sent::new(&runtime, "run", r#"{"order":17}"#);
+        tampered.body[9] = b'9';
+        let (status, text) = tampered.to(address).await;
+        assert_eq!(status, 401);
+        assert!(text.contains("secrets"), "{text}");
+        let mut old = Sent::new(&runtime, "run", "1");
+        let then = runtime.now().as_millis() / 1000 - 600;
+        old.headers[1].1 = then.to_string();
+        old.headers[2].1 = callback::sign(&KEY, "run", then, b"1");
+        assert_eq!(old.to(address).await.0, 401);
+        let bare = Sent { headers: Vec::new(), body: b"1".to_vec() };
+        let (status, text) = bare.to(address).await;
+        assert_eq!(status, 400);
+        assert!(text.contains("webhook-id"), "{text}");
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn a_body_is_read_up_to_its_limit_and_no_further() {
+    on_real(async |runtime| {
+        let calls = Arc::default();
+        let options = Options { body_bytes_max: 1_000, ..Options::default() };
+        let verifier = Verifier::new(secret(&KEY).parse().unwrap(), options);
+        let address = listen(&runtime, echo(verifier, &calls)).await;
+        let of = |length: usize| Sent::new(&runtime, "run", &format!("{:length$}", 1));
+        assert_eq!(of(1_000).to(address).await.0, 200);
+        let (status, text) = of(1_001).to(address).await;
+        assert_eq!((status, text.as_str()), (413, "a body has at most 1000 bytes here"));
+
+        // One that does not say how long it is, and does not end.
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n").await.unwrap();
+        let chunk = format!("400\r\n{}\r\n", " ".repeat(0x400));
+        while stream.write_all(chunk.as_bytes()).await.is_ok() {}
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+    });
+}
+
+#[test]
+fn a_body_that_does_not_come_or_breaks_off_is_not_waited_for() {
+    on_real(async |runtime| {
+        let calls = Arc::default();
+        let options = Options { body_timeout: Duration::from_millis(50), ..Options::default() };
+        let verifier = Verifier::new(secret(&KEY).parse().unwrap(), options);
+        let address = listen(&runtime, echo(verifier, &calls)).await;
+        let mut request = Sent::new(&runtime, "run", "[1, 2]").text();
+        request.truncate(request.len() - 1);
+        assert_eq!(answer_to(address, &request).await, (408, "the body did not come in time".to_owned()));
+        assert_eq!(calls.load(Ordering::Relaxed), 0);
+    });
+}
+
+#[test]
+fn a_route_without_its_middleware_verifies_nothing_and_answers_500() {
+    on_real(async |runtime| {
+        let callback = listen(&runtime, Router::new().route("/", post(async |_: Callback| ()))).await;
+        let transaction = Router::new().route("/", post(async |_: Transaction| ()));
+        let transaction = listen(&runtime, transaction.route_layer(from_fn_with_state(verifier(), verified))).await;
+        for address in [callback, transaction] {
+            let (status, text) = Sent::new(&runtime, "run", "1").to(address).await;
+            assert_eq!(status, 500);
+            assert!(text.contains("middleware"), "{text}");
+        }
+    });
+}
+
+#[test]
+fn what_made_a_handler_fail_is_told_to_nobody_else() {
+    on_real(async |runtime| {
+        let handler = async || -> Result<(), Failed> { Err("the password is hunter2".into()) };
+        let routes = Router::new().route("/", post(handler)).route_layer(from_fn_with_state(verifier(), verified));
+        let (status, text) = Sent::new(&runtime, "run", "1").to(listen(&runtime, routes).await).await;
+        assert_eq!(status, 500);
+        assert!(!text.contains("hunter2"), "{text}");
+    });
+}

@@ -1,0 +1,108 @@
+//! A receiver that listens, a database of its own, and callbacks signed as Reveille signs them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::Router;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use deadpool_postgres::{Manager, Pool};
+use engines::postgres::shared;
+use reveille_receiver::{Options, Verifier, create_table};
+use runtime::Runtime;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_postgres::NoTls;
+
+/// Nothing here takes so long; a test that would hang fails instead.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const KEY: [u8; 32] = [7; 32];
+pub(crate) const OTHER_KEY: [u8; 32] = [8; 32];
+
+pub(crate) fn on_real(test: impl AsyncFnOnce(Runtime)) {
+    let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    tokio.block_on(async {
+        let runtime = Runtime::real();
+        let ended = runtime.timeout(PATIENCE * 2, test(runtime.clone())).await;
+        assert!(ended.is_some(), "it hangs");
+    });
+}
+
+pub(crate) fn secret(key: &[u8]) -> String {
+    format!("whsec_{}", STANDARD.encode(key))
+}
+
+pub(crate) fn verifier() -> Verifier {
+    Verifier::new(secret(&KEY).parse().unwrap(), Options::default())
+}
+
+/// A pool on a new database with the receiver's table, and a table for what handlers do.
+pub(crate) async fn pool() -> Pool {
+    let pool = pool_of(&shared().create_database().unwrap());
+    let connection = pool.get().await.unwrap();
+    create_table(&connection).await.unwrap();
+    connection.batch_execute("create table effects (what text not null)").await.unwrap();
+    pool
+}
+
+pub(crate) fn pool_of(url: &str) -> Pool {
+    Pool::builder(Manager::new(url.parse().unwrap(), NoTls)).max_size(4).build().unwrap()
+}
+
+pub(crate) async fn count(pool: &Pool, table: &str) -> i64 {
+    let query = format!("select count(*) from {table}");
+    pool.get().await.unwrap().query_one(&query, &[]).await.unwrap().get(0)
+}
+
+/// Serves until the test ends.
+pub(crate) async fn listen(runtime: &Runtime, routes: Router) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    runtime.spawn("receiver", async move { axum::serve(listener, routes).await.unwrap() });
+    address
+}
+
+/// A callback as Reveille makes it, signed now.
+pub(crate) struct Sent {
+    pub(crate) headers: Vec<(&'static str, String)>,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Sent {
+    pub(crate) fn new(runtime: &Runtime, id: &str, body: &str) -> Self {
+        let timestamp_s = runtime.now().as_millis() / 1000;
+        let signature = callback::sign(&KEY, id, timestamp_s, body.as_bytes());
+        Sent {
+            headers: vec![
+                ("webhook-id", id.to_owned()),
+                ("webhook-timestamp", timestamp_s.to_string()),
+                ("webhook-signature", signature),
+            ],
+            body: body.as_bytes().to_vec(),
+        }
+    }
+
+    pub(crate) fn text(&self) -> Vec<u8> {
+        let headers: String = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let length = self.body.len();
+        let head =
+            format!("POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n");
+        [head.as_bytes(), &self.body].concat()
+    }
+
+    /// The status and body of the answer; 0 if the connection ended without one.
+    pub(crate) async fn to(&self, address: SocketAddr) -> (u16, String) {
+        answer_to(address, &self.text()).await
+    }
+}
+
+pub(crate) async fn answer_to(address: SocketAddr, request: &[u8]) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // What is refused early may be refused before all of it is written.
+    let _refused = stream.write_all(request).await;
+    let mut answer = Vec::new();
+    let _reset = stream.read_to_end(&mut answer).await;
+    let answer = String::from_utf8(answer).unwrap();
+    let status = answer.split(' ').nth(1).map_or(0, |status| status.parse().unwrap());
+    (status, answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
+}

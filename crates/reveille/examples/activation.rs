@@ -1,0 +1,49 @@
+//! Activation of products: a style appears in listing and search at a time that is set, and may be moved.
+//! `cargo run --example activation`, beside a `reveille serve`.
+
+#![expect(clippy::print_stdout, reason = "it tells its story")]
+
+mod shop;
+
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use reveille_client::ScheduleRequest;
+use reveille_receiver::{Callback, Failed, Transaction};
+
+use shop::{Shop, after, new_number};
+
+/// A second of the example.
+const DAY: Duration = Duration::from_secs(1);
+const TABLES: &str = "\
+create table if not exists styles (
+    number bigint primary key, is_listed bool not null default false, onboarded_at timestamptz not null default now()
+);
+create table if not exists activations (style bigint not null, at timestamptz not null default now());";
+
+async fn activate(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
+    let style: i64 = callback.json()?;
+    transaction.execute("update styles set is_listed = true where number = $1", &[&style]).await?;
+    transaction.execute("insert into activations values ($1)", &[&style]).await?;
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let shop = Shop::open(TABLES).await?;
+    let url = shop.listen(Router::new().route("/activate", post(activate))).await?;
+    let style = new_number();
+    shop.tell("insert into styles values ($1)", &[&style]).await?;
+    let name = format!("activate-{style}");
+    let on_day = |day: u32| ScheduleRequest::at(after(DAY * day), format!("{url}/activate")).payload(&style);
+
+    shop.reveille.put(&name, &on_day(2)?).await?;
+    println!("style {style} is onboarded, to be listed on day 2");
+    let moved = shop.reveille.put(&name, &on_day(4)?).await?;
+    println!("its photos are late, and it is moved to day 4: revision {} of its schedule", moved.schedule.revision);
+
+    shop.until("select is_listed from styles where number = $1", &[&style]).await?;
+    let activations: i64 = shop.ask("select count(*) from activations where style = $1", &[&style]).await?;
+    println!("style {style} is listed: it was activated {activations} time");
+    Ok(())
+}

@@ -1,0 +1,62 @@
+//! Nudges: who leaves a cart behind is reminded, and who buys is not. Each change of the cart moves the nudge.
+//! `cargo run --example nudge`, beside a `reveille serve`.
+
+#![expect(clippy::print_stdout, reason = "it tells its story")]
+
+mod shop;
+
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use reveille_client::ScheduleRequest;
+use reveille_receiver::{Callback, Failed, Transaction};
+use serde::{Deserialize, Serialize};
+
+use shop::{Shop, after, new_number};
+
+/// A second of the example.
+const HOUR: Duration = Duration::from_secs(1);
+const TABLES: &str = "create table if not exists nudges (customer bigint not null, cart text not null)";
+
+#[derive(Serialize, Deserialize)]
+struct Cart {
+    customer: i64,
+    items: Vec<String>,
+}
+
+async fn nudge(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
+    let Cart { customer, items } = callback.json()?;
+    transaction.execute("insert into nudges values ($1, $2)", &[&customer, &items.join(", ")]).await?;
+    Ok(())
+}
+
+fn name(customer: i64) -> String {
+    format!("nudge-{customer}")
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let shop = Shop::open(TABLES).await?;
+    let url = shop.listen(Router::new().route("/nudge", post(nudge))).await?;
+    let (leaves, buys) = (new_number(), new_number());
+    for customer in [leaves, buys] {
+        let mut cart = Cart { customer, items: Vec::new() };
+        for item in ["a phone", "a case"] {
+            cart.items.push(item.to_owned());
+            // Three hours after the last change, with the cart as it is then.
+            let ask = ScheduleRequest::at(after(3 * HOUR), format!("{url}/nudge")).payload(&cart)?;
+            shop.reveille.put(&name(customer), &ask).await?;
+            println!("customer {customer} puts {item} into the cart");
+        }
+    }
+    shop.reveille.cancel(&name(buys)).await?;
+    println!("customer {buys} buys");
+
+    shop.until("select count(*) > 0 from nudges where customer = $1", &[&leaves]).await?;
+    for customer in [leaves, buys] {
+        let reminded: Option<String> =
+            shop.ask("select string_agg(cart, '; ') from nudges where customer = $1", &[&customer]).await?;
+        println!("customer {customer} is reminded of {}", reminded.as_deref().unwrap_or("nothing"));
+    }
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! Payment reconciliation: the bank took the money, and the gateway timed out. A schedule asks the bank again and again until the
+//! payment is settled, refunds it, and ends itself. `cargo run --example payment`, beside a `reveille serve`.
+
+#![expect(clippy::print_stdout, reason = "it tells its story")]
+
+mod shop;
+
+use axum::extract::State;
+use axum::{Router, routing::post};
+use reveille_client::{Client, ScheduleRequest};
+use reveille_receiver::{Callback, Failed, Transaction};
+
+use shop::{Shop, new_number};
+
+const TABLES: &str = "\
+create table if not exists bank (payment bigint primary key, status text not null);
+create table if not exists queries (payment bigint not null, status text not null);
+create table if not exists refunds (payment bigint primary key);";
+
+/// Asks the bank, and refunds what it took.
+///
+/// The schedule is not cancelled by the occurrence that refunds, but by the next: a cancellation is no part of the transaction,
+/// so one before a commit that fails would be the end of it without a refund.
+async fn reconcile(State(reveille): State<Client>, callback: Callback, transaction: Transaction) -> Result<(), Failed> {
+    let payment: i64 = callback.json()?;
+    if transaction.query_opt("select 1 from refunds where payment = $1", &[&payment]).await?.is_some() {
+        reveille.cancel(&name(payment)).await?;
+        return Ok(());
+    }
+    let status = transaction.query_one("select status from bank where payment = $1", &[&payment]).await?;
+    let status: String = status.get(0);
+    transaction.execute("insert into queries values ($1, $2)", &[&payment, &status]).await?;
+    if status == "taken" {
+        transaction.execute("insert into refunds values ($1)", &[&payment]).await?;
+    }
+    Ok(())
+}
+
+fn name(payment: i64) -> String {
+    format!("reconcile-{payment}")
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let shop = Shop::open(TABLES).await?;
+    let routes = Router::new().route("/reconcile", post(reconcile)).with_state(shop.reveille.clone());
+    let url = shop.listen(routes).await?;
+    let payment = new_number();
+    shop.tell("insert into bank values ($1, 'unknown')", &[&payment]).await?;
+    let ask = ScheduleRequest::every("1s", format!("{url}/reconcile")).payload(&payment)?;
+    shop.reveille.put(&name(payment), &ask).await?;
+    println!("the gateway timed out on payment {payment}: the bank is asked every second");
+
+    shop.until("select count(*) = 2 from queries where payment = $1", &[&payment]).await?;
+    shop.tell("update bank set status = 'taken' where payment = $1", &[&payment]).await?;
+    println!("the bank has taken the money");
+    shop.until("select count(*) = 1 from refunds where payment = $1", &[&payment]).await?;
+    println!("payment {payment} is refunded");
+    while shop.reveille.get(&name(payment)).await?.next.is_some() {
+        shop::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let queries: i64 = shop.ask("select count(*) from queries where payment = $1", &[&payment]).await?;
+    println!("the bank was asked {queries} times, and is not any more");
+    Ok(())
+}

@@ -1,0 +1,67 @@
+//! Retries: what could not be done now is given to Reveille, which asks again with growing waits, across restarts of everybody.
+//! `cargo run --example retry`, beside a `reveille serve`.
+
+#![expect(clippy::print_stdout, reason = "it tells its story")]
+
+mod shop;
+
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use reveille_client::{Client, Run, ScheduleRequest, TryStreamExt as _};
+use reveille_receiver::{Callback, Failed, Transaction};
+
+use shop::{Shop, after, new_number, sleep};
+
+const TABLES: &str = "\
+create table if not exists invoices (number bigint primary key, is_filed bool not null default false);
+create table if not exists tax_office (is_open bool not null);";
+
+/// Any error is an answer of 500: Reveille comes back later, and nothing that was written here remains.
+async fn file(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
+    let invoice: i64 = callback.json()?;
+    transaction.execute("update invoices set is_filed = true where number = $1", &[&invoice]).await?;
+    let is_open: bool = transaction.query_one("select is_open from tax_office", &[]).await?.get(0);
+    match is_open {
+        true => Ok(()),
+        false => Err(Failed::from("the tax office is closed")),
+    }
+}
+
+/// The one run of this schedule.
+async fn run_of(reveille: &Client, schedule: &str) -> anyhow::Result<Option<Run>> {
+    Ok(reveille.runs(schedule).try_next().await?)
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let shop = Shop::open(TABLES).await?;
+    let url = shop.listen(Router::new().route("/file", post(file))).await?;
+    let invoice = new_number();
+    shop.tell("insert into invoices values ($1)", &[&invoice]).await?;
+    shop.tell("delete from tax_office", &[]).await?;
+    shop.tell("insert into tax_office values (false)", &[]).await?;
+
+    // Five attempts: the waits are drawn below 200 ms, 400 ms, 800 ms and 1.6 s.
+    let schedule = format!("file-{invoice}");
+    let ask = ScheduleRequest::at(after(Duration::ZERO), format!("{url}/file")).payload(&invoice)?.retry(5, "200ms");
+    shop.reveille.put(&schedule, &ask).await?;
+    println!("invoice {invoice} is to be filed, and the tax office is closed");
+
+    while run_of(&shop.reveille, &schedule).await?.is_none_or(|run| run.attempts.len() < 2) {
+        sleep(Duration::from_millis(10)).await;
+    }
+    shop.tell("update tax_office set is_open = true", &[]).await?;
+    println!("the tax office opens");
+
+    shop.until("select is_filed from invoices where number = $1", &[&invoice]).await?;
+    while run_of(&shop.reveille, &schedule).await?.is_some_and(|run| run.state != reveille_client::RunState::Succeeded)
+    {
+        sleep(Duration::from_millis(10)).await;
+    }
+    for attempt in run_of(&shop.reveille, &schedule).await?.into_iter().flat_map(|run| run.attempts) {
+        println!("attempt {}: status {}", attempt.number, attempt.status.unwrap_or_default());
+    }
+    println!("invoice {invoice} is filed");
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! SLAs: each stage of an order has a time in which it should be over. A schedule stands for the breach, and whoever finishes
+//! the stage cancels it. `cargo run --example sla`, beside a `reveille serve`.
+
+#![expect(clippy::print_stdout, reason = "it tells its story")]
+
+mod shop;
+
+use std::time::Duration;
+
+use axum::{Router, routing::post};
+use reveille_client::{Client, Error, ScheduleRequest};
+use reveille_receiver::{Callback, Failed, Transaction};
+use serde::{Deserialize, Serialize};
+
+use shop::{Shop, after, new_number};
+
+/// A second of the example.
+const HOUR: Duration = Duration::from_secs(1);
+const TABLES: &str =
+    "create table if not exists escalations (order_id bigint, stage text, primary key (order_id, stage))";
+
+#[derive(Serialize, Deserialize)]
+struct Stage {
+    order: i64,
+    stage: String,
+}
+
+/// The stage was not over in time: somebody has to look.
+async fn breach(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
+    let Stage { order, stage } = callback.json()?;
+    transaction.execute("insert into escalations values ($1, $2)", &[&order, &stage]).await?;
+    Ok(())
+}
+
+/// The name of the schedule says which stage it is for, so that who finishes the stage need not be told.
+fn name(order: i64, stage: &str) -> String {
+    format!("sla-{order}-{stage}")
+}
+
+async fn begin(reveille: &Client, url: &str, order: i64, stage: &str, hours: u32) -> anyhow::Result<()> {
+    let payload = Stage { order, stage: stage.to_owned() };
+    let breach = ScheduleRequest::at(after(HOUR * hours), format!("{url}/breach")).payload(&payload)?;
+    reveille.put(&name(order, stage), &breach).await?;
+    println!("order {order}: {stage} has {hours} hours");
+    Ok(())
+}
+
+async fn finish(reveille: &Client, order: i64, stage: &str) -> Result<(), Error> {
+    let cancelled = reveille.cancel(&name(order, stage)).await?;
+    println!("order {order}: {stage} is over, its schedule is {:?}", cancelled.result);
+    Ok(())
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let shop = Shop::open(TABLES).await?;
+    let url = shop.listen(Router::new().route("/breach", post(breach))).await?;
+    let (quick, slow) = (new_number(), new_number());
+    for order in [quick, slow] {
+        begin(&shop.reveille, &url, order, "packing", 3).await?;
+        begin(&shop.reveille, &url, order, "shipping", 4).await?;
+        finish(&shop.reveille, order, "packing").await?;
+    }
+    finish(&shop.reveille, quick, "shipping").await?;
+
+    shop.until("select count(*) = 1 from escalations where order_id = $1", &[&slow]).await?;
+    // Nothing else can come: what is cancelled is cancelled.
+    for order in [quick, slow] {
+        let late: Option<String> =
+            shop.ask("select string_agg(stage, ', ') from escalations where order_id = $1", &[&order]).await?;
+        println!("order {order}: late with {}", late.as_deref().unwrap_or("nothing"));
+    }
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! A tenant's quota raised and lowered while very much is pending: whether anything is missed or doubled.
+//!
+//! Always true here: with every change there are schedules of before and of after it, so that the pollers of each generation have
+//! something due; what arrived is the receiver's word, what had to is the server's acknowledgements.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::Args;
+use domain::Incarnation;
+use reveille_client::Quota;
+use runtime::Runtime;
+
+use crate::bench::arrivals::Arrivals;
+use crate::bench::fire::{self, Due};
+use crate::bench::process::Meter;
+use crate::bench::report::Row;
+use crate::bench::server::{Server, ServerArguments};
+use crate::bench::tenant::{Tenant, unlimited_but};
+use crate::bench::{Common, print};
+use crate::receiver::Options;
+
+#[derive(Args, Debug)]
+pub(crate) struct QuotaChangeArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    server: ServerArguments,
+    /// Schedules that are pending when the first falls due
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(100..=100_000_000))]
+    pending: u64,
+    /// Seconds to create them in, before the first is due [default: by their number]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=3_600))]
+    lead: Option<u64>,
+}
+
+/// In percent of what falls due. The pollers grow with the second and the fourth; `None` is no quota.
+const QUOTAS: [Option<u64>; 6] = [Some(10), Some(200), Some(1), Some(1_000), Some(25), None];
+const PER_SECOND_MAX: u64 = 10_000;
+/// A machine with much to do takes so many.
+const CREATED_PER_SECOND: u64 = 8_000;
+/// Each quota holds for a sixth of it at least.
+const LASTS_MIN: u64 = 12;
+/// Of the pending ones, made with each change.
+const MORE: u64 = 50;
+
+/// # Errors
+/// If the trial could not be made, or something was missed, doubled or early.
+pub(crate) async fn run(runtime: &Runtime, arguments: &QuotaChangeArguments) -> anyhow::Result<()> {
+    let server = Server::start(runtime, &arguments.server, &arguments.common.data).await?;
+    let mut rows = Vec::new();
+    for _ in 0..arguments.common.runs {
+        let lead = arguments.lead.unwrap_or(4 + arguments.pending / CREATED_PER_SECOND);
+        rows.push(trial(runtime, &server, arguments.pending, Duration::from_secs(lead)).await?);
+    }
+    server.stop(runtime).await?;
+    print(&arguments.common, vec![(rows.clone(), Vec::new())])?;
+    let wrong: u64 = rows.iter().flat_map(|row| [row.lost, row.doubled, row.early]).flatten().sum();
+    ensure!(wrong == 0, "{wrong} callbacks were missed, doubled or early");
+    Ok(())
+}
+
+async fn trial(runtime: &Runtime, server: &Server, pending: u64, lead: Duration) -> anyhow::Result<Row> {
+    let tenant = Tenant::make(runtime, server, "changing", unlimited_but(None)).await?;
+    let arrivals = Arc::new(Arrivals::logging());
+    let receiver = fire::receive(runtime, Options::default(), arrivals.clone()).await?;
+    let url = fire::url_of(receiver.address);
+    let due = due(pending);
+    let head = || tenant.head("application/x-ndjson");
+    let first_at = runtime.now() + lead;
+    let meter = Meter::start(runtime, server.pid());
+    let mut planned: Vec<Incarnation> = fire::plan_from(runtime, head(), due, first_at, url.clone()).await?;
+    let throttled_before = throttled(server).await?;
+
+    let mut last_at = first_at + due.lasts();
+    let mut notes = Vec::new();
+    let more = due.of(pending.div_ceil(MORE));
+    for (at, percent) in (0..).zip(QUOTAS) {
+        let begins = first_at + due.lasts() * at / 6;
+        runtime.sleep(begins.since(runtime.now())).await;
+        let quota = percent.map(|percent| due.per_minute() * percent / 100);
+        set(&tenant, quota).await?;
+        notes.push(format!("{}: {}", in_words(begins.since(first_at)), said(quota, arrivals.count())));
+        let from = runtime.now() + fire::lead(more.count());
+        planned.extend(fire::plan_from(runtime, head(), more, from, url.clone()).await?);
+        last_at = last_at.max(from + more.lasts());
+    }
+    fire::wait_for(runtime, &arrivals, planned.len() as u64, last_at).await?;
+    let cost = meter.stop().await;
+    let throttled = throttled(server).await? - throttled_before;
+    ensure!(throttled > 0, "no quota was felt, so nothing is shown");
+    let verdict = arrivals.verdict(&planned)?;
+    let mut row = fire::row("quota changed", due, first_at, &verdict).with_cost(&cost, verdict.arrived);
+    row.notes.extend(notes);
+    row.notes.push(format!("{throttled} callbacks were late by a quota"));
+    Ok(row)
+}
+
+fn due(pending: u64) -> Due {
+    let lasts = (pending / PER_SECOND_MAX).max(LASTS_MIN);
+    Due::Evenly { per_second: pending.div_ceil(lasts), duration: Duration::from_secs(lasts) }
+}
+
+impl Due {
+    /// So many at the same rate.
+    fn of(self, count: u64) -> Due {
+        let Due::Evenly { per_second, .. } = self else { return Due::AtOnce { count } };
+        Due::Evenly { per_second, duration: Duration::from_secs(count.div_ceil(per_second)) }
+    }
+
+    fn per_minute(self) -> u64 {
+        match self {
+            Due::Evenly { per_second, .. } => per_second * 60,
+            Due::AtOnce { count } => count,
+        }
+    }
+}
+
+async fn set(tenant: &Tenant, callbacks_per_minute: Option<u64>) -> anyhow::Result<()> {
+    let number = callbacks_per_minute.map(|number| u32::try_from(number.max(1))).transpose()?;
+    tenant.client.set_quotas(&[(Quota::CallbacksPerMinute, number)].into()).await?;
+    Ok(())
+}
+
+async fn throttled(server: &Server) -> anyhow::Result<u64> {
+    Ok(server.metric("reveille_callbacks_throttled_total").await?.unwrap_or(0))
+}
+
+fn said(quota: Option<u64>, arrived: u64) -> String {
+    match quota {
+        Some(quota) => format!("a quota of {quota} a minute, when {arrived} had arrived"),
+        None => format!("no quota, when {arrived} had arrived"),
+    }
+}
+
+fn in_words(since: Duration) -> String {
+    format!("{:>3} s", since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_are_due_within_minutes_and_few_for_long_enough_to_change_a_quota() {
+        assert_eq!((due(1_000_000).lasts(), due(1_000_000).count()), (Duration::from_secs(100), 1_000_000));
+        assert_eq!((due(1_200).lasts(), due(1_200).count()), (Duration::from_secs(12), 1_200));
+        assert_eq!(due(1_000_000).of(20_000).count(), 20_000);
+    }
+}

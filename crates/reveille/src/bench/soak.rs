@@ -1,0 +1,236 @@
+//! An hour of a shop's day: carts for which a callback is asked, moved and called off, at a steady rate, and whether the server is at
+//! the end as it was in the middle (seed 004, section "abandoned cart").
+//!
+//! In each minute as many carts are made as in the one before are moved, and of those of the minute before that half are called off;
+//! the rest fire. Always true here: what had to arrive is what was acknowledged, what did is the receiver's word.
+
+mod carts;
+mod flat;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::ensure;
+use clap::Args;
+use hdrhistogram::Histogram;
+use runtime::Runtime;
+use serde::Serialize;
+
+use crate::bench::Common;
+use crate::bench::fire;
+use crate::bench::load::{self, Outcome, Pace, Plan};
+use crate::bench::process::rss_anon;
+use crate::bench::report::mebibytes;
+use crate::bench::server::{Server, ServerArguments};
+use crate::console;
+use crate::receiver::Options;
+use carts::{Ask, Carts, Counts, What};
+use flat::Figure;
+
+#[derive(Args, Debug)]
+pub(crate) struct SoakArguments {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    server: ServerArguments,
+    /// How long; callbacks come from the fourth minute on, and the second half is judged
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(4..=10_080))]
+    minutes: u64,
+    /// Requests a second: two in five make a schedule, two move one, one calls one off
+    #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(5..=100_000))]
+    rate: u64,
+    /// How many minutes what is over is kept, so that there is something to forget
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=10_080))]
+    history_minutes: u64,
+    /// What stands for a minute
+    #[arg(long, hide = true, default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=60))]
+    minute_seconds: u64,
+}
+
+/// From a cart's last move to its callback, in minutes: longer than until it may be called off.
+const DUE_MINUTES: u32 = 2;
+/// What no callback is waited for longer than, after the last was due.
+const LATE_MAX: Duration = Duration::from_secs(60);
+
+/// # Errors
+/// If the trial could not be made; if a callback was lost, doubled, early or not wanted; if memory, disk or lateness grew.
+pub(crate) async fn run(runtime: &Runtime, arguments: &SoakArguments) -> anyhow::Result<()> {
+    let common = &arguments.common;
+    let history = (arguments.history_minutes * arguments.minute_seconds).to_string();
+    let server = Server::start_told(runtime, &arguments.server, &common.data, &["--history-seconds", &history]).await?;
+    let carts = Arc::new(Carts::new(runtime.random()));
+    let receiver = fire::receive(runtime, Options::default(), carts.clone()).await?;
+    let shop = Shop {
+        runtime,
+        server: &server,
+        carts: &carts,
+        target_url: fire::url_of(receiver.address),
+        connections: common.connections().div_ceil(3),
+        rate: arguments.rate,
+        minute: Duration::from_secs(arguments.minute_seconds),
+    };
+    let mut minutes = Vec::new();
+    for number in 0..arguments.minutes {
+        let minute = shop.minute(number).await?;
+        minute.tell(common.json, number == 0)?;
+        minutes.push(minute);
+    }
+    shop.wait_for_the_rest().await;
+    let counts = carts.counts(runtime.now());
+    drop(receiver);
+    server.stop(runtime).await?;
+    console::line(&counts.in_words())?;
+    let mut faults: Vec<String> = counts.faults();
+    for figure in figures(&minutes) {
+        console::line(&figure.in_words())?;
+        faults.extend(figure.fault());
+    }
+    ensure!(faults.is_empty(), "{}", faults.join("; "));
+    Ok(())
+}
+
+struct Shop<'a> {
+    runtime: &'a Runtime,
+    server: &'a Server,
+    carts: &'a Arc<Carts>,
+    target_url: String,
+    connections: usize,
+    rate: u64,
+    minute: Duration,
+}
+
+impl Shop<'_> {
+    async fn minute(&self, number: u64) -> anyhow::Result<Minute> {
+        let carts = self.rate * 2 / 5 * self.minute.as_secs();
+        let before = |minutes: u64| number.checked_sub(minutes).map(|number| number * carts);
+        let (made, moved, called_off) = futures_util::join!(
+            self.ask(What::Make, Some(number * carts), carts),
+            self.ask(What::Move, before(1), carts),
+            self.ask(What::CallOff, before(2), carts / 2),
+        );
+        let (made, moved, called_off) = (made?, moved?, called_off?);
+        let troubles = [("make", &made), ("move", &moved), ("call off", &called_off)]
+            .into_iter()
+            .filter(|(_, outcome)| outcome.failed() > 0)
+            .map(|(what, outcome)| format!("{what}: {}", outcome.trouble()))
+            .collect();
+        let answered = made.accepted + moved.accepted + called_off.accepted;
+        let lateness = self.carts.take_lateness();
+        Ok(Minute {
+            minute: number + 1,
+            requests: answered,
+            failed: made.failed() + moved.failed() + called_off.failed(),
+            create_p99_ms: p99_ms(&made.latency).unwrap_or(0.0),
+            change_p99_ms: p99_ms(&moved.latency),
+            callbacks: lateness.len(),
+            lateness_p99_ms: p99_ms(&lateness),
+            memory_mib: self.server.pid().map(|pid| mebibytes(rss_anon(pid))),
+            disk_mib: mebibytes(self.server.disk_bytes()),
+            counts: self.carts.counts(self.runtime.now()),
+            troubles,
+        })
+    }
+
+    /// So many requests of a kind in a minute, about the carts from `first` on; none if there are none yet.
+    async fn ask(&self, what: What, first: Option<u64>, count: u64) -> anyhow::Result<Outcome> {
+        let ask = Ask {
+            what,
+            first: first.unwrap_or(0),
+            carts: self.carts.clone(),
+            head: self.server.head("application/json"),
+            target_url: self.target_url.clone(),
+            runtime: self.runtime.clone(),
+            due_in: self.minute * if what == What::Make { DUE_MINUTES + 1 } else { DUE_MINUTES },
+        };
+        #[expect(clippy::cast_precision_loss, reason = "a rate is at most 100,000")]
+        let per_second = count as f64 / self.minute.as_secs_f64();
+        let plan = Plan {
+            address: self.server.address,
+            connections: self.connections,
+            pace: Pace::Open { per_second },
+            duration: self.minute,
+            requests_max: if first.is_some() { count } else { 0 },
+        };
+        load::run(self.runtime, plan, Arc::new(ask)).await
+    }
+
+    /// Until all that is due has arrived, or has had its time.
+    async fn wait_for_the_rest(&self) {
+        const PERIOD: Duration = Duration::from_millis(100);
+        let last_at = self.carts.last_due();
+        while self.runtime.now().since(last_at) < LATE_MAX {
+            let over = self.runtime.now().since(last_at) > PERIOD;
+            if over && self.carts.counts(self.runtime.now()).lost == 0 {
+                // A double may still be on its way.
+                return self.runtime.sleep(Duration::from_secs(1)).await;
+            }
+            self.runtime.sleep(PERIOD).await;
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "microseconds stay far below 2^52")]
+fn p99_ms(micros: &Histogram<u64>) -> Option<f64> {
+    (!micros.is_empty()).then(|| micros.value_at_quantile(0.99) as f64 / 1_000.0)
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Minute {
+    minute: u64,
+    requests: u64,
+    failed: u64,
+    create_p99_ms: f64,
+    change_p99_ms: Option<f64>,
+    callbacks: u64,
+    lateness_p99_ms: Option<f64>,
+    memory_mib: Option<f64>,
+    disk_mib: f64,
+    #[serde(flatten)]
+    counts: Counts,
+    /// What became of the requests that failed.
+    troubles: Vec<String>,
+}
+
+impl Minute {
+    fn tell(&self, json: bool, is_first: bool) -> anyhow::Result<()> {
+        if json {
+            return Ok(console::line(&serde_json::to_string(self)?)?);
+        }
+        if is_first {
+            console::line(
+                "minute  requests  failed  create p99 ms  change p99 ms  callbacks  late p99 ms  anon MiB  disk MiB  lost  doubled  \
+                 early  unwanted",
+            )?;
+        }
+        let or_dash = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.2}"));
+        let whole = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.0}"));
+        let Counts { lost, doubled, early, unwanted, .. } = self.counts;
+        let text = format!(
+            "{:>6}  {:>8}  {:>6}  {:>13.2}  {:>13}  {:>9}  {:>11}  {:>8}  {:>8.0}  {lost:>4}  {doubled:>7}  {early:>5}  {unwanted:>8}",
+            self.minute,
+            self.requests,
+            self.failed,
+            self.create_p99_ms,
+            or_dash(self.change_p99_ms),
+            self.callbacks,
+            or_dash(self.lateness_p99_ms),
+            whole(self.memory_mib),
+            self.disk_mib,
+        );
+        console::line(&text)?;
+        self.troubles.iter().try_for_each(|trouble| console::line(&format!("        {trouble}")))?;
+        Ok(())
+    }
+}
+
+/// What has to be flat, over the second half.
+fn figures(minutes: &[Minute]) -> Vec<Figure> {
+    let half = &minutes[minutes.len() / 2..];
+    let of = |figure: fn(&Minute) -> Option<f64>| half.iter().filter_map(figure).collect::<Vec<f64>>();
+    vec![
+        Figure { name: "memory", unit: "MiB", slack: 32.0, values: of(|minute| minute.memory_mib) },
+        Figure { name: "disk", unit: "MiB", slack: 64.0, values: of(|minute| Some(minute.disk_mib)) },
+        Figure { name: "lateness p99", unit: "ms", slack: 5.0, values: of(|minute| minute.lateness_p99_ms) },
+        Figure { name: "create p99", unit: "ms", slack: 5.0, values: of(|minute| Some(minute.create_p99_ms)) },
+    ]
+}

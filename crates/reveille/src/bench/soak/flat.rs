@@ -1,0 +1,81 @@
+//! Whether a figure that is looked at every minute grows.
+
+/// Of the mean: what it may grow by over all the time that is looked at.
+const GROWTH_MAX: f64 = 0.10;
+
+#[derive(Clone, Debug)]
+pub(super) struct Figure {
+    pub(super) name: &'static str,
+    pub(super) unit: &'static str,
+    /// Growth of less is no growth: what a merge, or a neighbour on the machine, moves it by.
+    pub(super) slack: f64,
+    /// One each minute.
+    pub(super) values: Vec<f64>,
+}
+
+impl Figure {
+    /// From the first to the last minute, by the straight line with the least squares.
+    #[expect(clippy::cast_precision_loss, reason = "minutes are few")]
+    fn growth(&self) -> f64 {
+        let count = self.values.len() as f64;
+        let mean_at = (count - 1.0) / 2.0;
+        let mean = self.mean();
+        let (mut with, mut of) = (0.0, 0.0);
+        for (at, value) in self.values.iter().enumerate() {
+            let at = at as f64 - mean_at;
+            with += at * (value - mean);
+            of += at * at;
+        }
+        if of == 0.0 { 0.0 } else { with / of * (count - 1.0) }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "minutes are few")]
+    fn mean(&self) -> f64 {
+        self.values.iter().sum::<f64>() / self.values.len().max(1) as f64
+    }
+
+    fn bound(&self) -> f64 {
+        self.slack.max(GROWTH_MAX * self.mean())
+    }
+
+    pub(super) fn in_words(&self) -> String {
+        let Figure { name, unit, .. } = self;
+        let (mean, growth, bound, minutes) = (self.mean(), self.growth(), self.bound(), self.values.len());
+        format!(
+            "{name}: {mean:.1} {unit} on average over {minutes} minutes, grown by {growth:+.1} {unit} (bound {bound:.1})"
+        )
+    }
+
+    /// Why it is not flat, if it is not.
+    pub(super) fn fault(&self) -> Option<String> {
+        if self.values.is_empty() {
+            return Some(format!("{} was not seen", self.name));
+        }
+        (self.growth() > self.bound()).then(|| format!("not flat: {}", self.in_words()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(slack: f64, values: &[f64]) -> Option<String> {
+        Figure { name: "disk", unit: "MiB", slack, values: values.to_vec() }.fault()
+    }
+
+    #[test]
+    fn what_grows_by_more_than_a_tenth_is_not_flat() {
+        assert_eq!(fault(0.0, &[100.0, 102.0, 104.0, 106.0]), None);
+        let told = fault(0.0, &[100.0, 104.0, 108.0, 112.0]).unwrap();
+        assert_eq!(told, "not flat: disk: 106.0 MiB on average over 4 minutes, grown by +12.0 MiB (bound 10.6)");
+        assert_eq!(fault(20.0, &[100.0, 104.0, 108.0, 112.0]), None);
+    }
+
+    #[test]
+    fn what_goes_up_and_down_or_down_only_is_flat_and_what_was_never_seen_is_not() {
+        assert_eq!(fault(0.0, &[100.0, 150.0, 100.0, 150.0, 100.0]), None);
+        assert_eq!(fault(0.0, &[100.0, 50.0, 10.0]), None);
+        assert_eq!(fault(0.0, &[5.0]), None);
+        assert!(fault(0.0, &[]).is_some());
+    }
+}

@@ -1,0 +1,218 @@
+//! `reveille schedule`.
+
+mod ask;
+mod file;
+mod list;
+mod reschedule;
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use reveille_client::api::Target;
+use reveille_client::{CancelResult, Cancelled, DryRun, Schedule, ScheduleSummary, Tag};
+use runtime::Runtime;
+
+use super::Output;
+use super::connect::{As, Connect};
+use super::explain::explain;
+use super::run::{self, Page};
+use super::show::{self, or_dash, word};
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Make a schedule, or many from a file
+    #[command(
+        after_help = "Examples:\n  reveille schedule create --in 10m --url https://shop.example/remind --payload '{\"order\": 17}'\n  \
+                      reveille schedule create --id report --cron '0 9 * * MON-FRI' --zone Europe/Berlin --url https://shop.example/report --replace\n  \
+                      reveille schedule create --file schedules.ndjson"
+    )]
+    Create(Box<Create>),
+    /// Show a schedule
+    Get(Of),
+    /// List schedules: all, or those of a state, a label or a time
+    List(list::List),
+    /// Move a schedule to another time, and leave all else of it as it is
+    Reschedule(reschedule::Reschedule),
+    /// Cancel schedules
+    Cancel(Cancel),
+    /// Show what became of a schedule's occurrences
+    Runs(Runs),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Create {
+    #[command(flatten)]
+    ask: ask::Ask,
+    /// Replace the schedule of this --id if there is one
+    #[arg(long, requires = "id")]
+    replace: bool,
+    /// Have the server check it and tell when it would fire, and make nothing
+    #[arg(long, conflicts_with = "file")]
+    dry_run: bool,
+    /// Take schedules from a file, `-` for standard input: JSON as the API takes it, one after the other
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ask", "replace"])]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Of {
+    id: String,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Cancel {
+    #[arg(required = true)]
+    ids: Vec<String>,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Runs {
+    id: String,
+    #[command(flatten)]
+    page: Page,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Create(arguments) => create(runtime, *arguments).await,
+        Command::Get(arguments) => get(arguments).await,
+        Command::List(arguments) => list::list(arguments).await,
+        Command::Reschedule(arguments) => reschedule::reschedule(runtime, arguments).await,
+        Command::Cancel(arguments) => cancel(arguments).await,
+        Command::Runs(arguments) => runs(arguments).await,
+    }
+}
+
+async fn create(runtime: &Runtime, arguments: Create) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Admin)?;
+    if let Some(path) = arguments.file {
+        return file::create_all(runtime, &client, path, arguments.output).await;
+    }
+    let request = arguments.ask.request(runtime.now())?;
+    if arguments.dry_run {
+        let dry = match (&request.id, arguments.replace) {
+            (Some(id), true) => client.dry_run_put(id, &request).await,
+            _ => client.dry_run(&request).await,
+        };
+        return show_dry_run(&dry.map_err(|error| explain(&client, &error))?, arguments.output);
+    }
+    let made = match (&request.id, arguments.replace) {
+        (Some(id), true) => client.put(id, &request).await.map(|put| put.schedule),
+        _ => client.create(&request).await,
+    };
+    show_summary(&made.map_err(|error| explain(&client, &error))?, arguments.output)
+}
+
+async fn get(arguments: Of) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Admin)?;
+    let (schedule, tag) = client.get_tagged(&arguments.id).await.map_err(|error| explain(&client, &error))?;
+    match arguments.output.json {
+        true => show::json(&schedule),
+        false => show_schedule(&schedule, tag),
+    }
+}
+
+/// Each of them, whatever became of those before; the first error is told at the end.
+async fn cancel(arguments: Cancel) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Admin)?;
+    let mut failed = None;
+    for id in &arguments.ids {
+        match client.cancel(id).await {
+            Ok(cancelled) if arguments.output.json => show::json(&cancelled)?,
+            Ok(cancelled) => show::fields(&[(id, Some(words_of(&cancelled)))])?,
+            Err(error) => {
+                let explained = explain(&client, &error).context(format!("{} is not cancelled", show::harmless(id)));
+                failed.get_or_insert(explained);
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn words_of(cancelled: &Cancelled) -> String {
+    match cancelled.result {
+        CancelResult::Cancelled => "cancelled: it will not fire".to_owned(),
+        CancelResult::TooLate => "too late: a callback is on its way; no other will be".to_owned(),
+        CancelResult::Pending => {
+            format!("pending: its owner is not there; no callback begins after {}", or_dash(cancelled.decided_by))
+        }
+    }
+}
+
+async fn runs(arguments: Runs) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Admin)?;
+    let Page { limit, page_token } = &arguments.page;
+    let page = client.runs_page(&arguments.id, *limit, page_token.as_deref()).await;
+    run::show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
+}
+
+fn show_dry_run(dry: &DryRun, output: Output) -> anyhow::Result<()> {
+    if output.json {
+        return show::json(dry);
+    }
+    show_schedule(&dry.schedule, None)?;
+    let upcoming: Vec<String> = dry.upcoming.iter().map(ToString::to_string).collect();
+    show::fields(&[
+        ("upcoming", Some(upcoming.join("  "))),
+        ("dry run", Some("nothing was made or changed".to_owned())),
+    ])
+}
+
+fn show_summary(made: &ScheduleSummary, output: Output) -> anyhow::Result<()> {
+    if output.json {
+        return show::json(made);
+    }
+    let too_late = made.too_late.then(|| "a callback of what it replaced is on its way".to_owned());
+    show::fields(&[
+        ("id", Some(made.id.to_string())),
+        ("state", Some(word(&made.state))),
+        ("next", Some(or_dash(made.next))),
+        ("revision", Some(made.revision.to_string())),
+        ("too late", too_late),
+    ])
+}
+
+fn show_schedule(schedule: &Schedule, tag: Option<Tag>) -> anyhow::Result<()> {
+    let Target::Http(target) = &schedule.target;
+    let pairs = |pairs: &std::collections::BTreeMap<String, String>| {
+        let pairs: Vec<String> = pairs.iter().map(|(name, value)| format!("{name}:{value}")).collect();
+        (!pairs.is_empty()).then(|| pairs.join("  "))
+    };
+    let retry = &schedule.retry;
+    let attempts = format!("{}, {} apart and more, at most {}", retry.attempts_max, retry.backoff, retry.backoff_max);
+    show::fields(&[
+        ("id", Some(schedule.id.clone())),
+        ("state", Some(word(&schedule.state))),
+        ("next", Some(or_dash(schedule.next))),
+        ("at", schedule.at.map(|at| at.to_string())),
+        ("cron", schedule.cron.clone()),
+        ("zone", schedule.zone.clone()),
+        ("every", schedule.every.clone()),
+        ("target", Some(format!("{} {}", target.method, target.url))),
+        ("headers", pairs(&target.headers)),
+        ("timeout", Some(target.timeout.clone())),
+        ("attempts", Some(attempts)),
+        ("payload", schedule.payload.as_ref().map(|payload| payload.get().to_owned())),
+        ("labels", pairs(&schedule.labels)),
+        ("revision", Some(schedule.revision.to_string())),
+        ("created", Some(schedule.created_at.to_string())),
+        ("updated", Some(schedule.updated_at.to_string())),
+        ("tag", tag.map(|tag| tag.to_string())),
+    ])
+}

@@ -1,0 +1,102 @@
+//! `reveille schedule list`.
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use reveille_client::{ListBy, Schedule, SchedulePage, ScheduleState, Time};
+use serde::Deserialize as _;
+use serde::de::IntoDeserializer;
+use serde::de::value::Error;
+
+use crate::cli::Output;
+use crate::cli::connect::{As, Connect};
+use crate::cli::explain::explain;
+use crate::cli::run::Page;
+use crate::cli::show::{self, or_dash, word};
+use crate::console;
+
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    /// Those in this state
+    #[arg(long, conflicts_with_all = ["label", "due_from"])]
+    state: Option<State>,
+    /// Those with this label, as NAME:VALUE
+    #[arg(long, value_name = "NAME:VALUE", value_parser = label, conflicts_with = "due_from")]
+    label: Option<(String, String)>,
+    /// Those that are due from this instant on (RFC 3339), the next first
+    #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_until")]
+    due_from: Option<Time>,
+    /// The end of what is due: at most 24 hours later
+    #[arg(long, value_name = "INSTANT", value_parser = instant, requires = "due_from")]
+    due_until: Option<Time>,
+    #[command(flatten)]
+    page: Page,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Clone, Copy, ValueEnum, Debug)]
+enum State {
+    Active,
+    Ended,
+    Cancelled,
+}
+
+fn label(text: &str) -> anyhow::Result<(String, String)> {
+    let (name, value) = text.split_once(':').context("a label is NAME:VALUE")?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+fn instant(text: &str) -> anyhow::Result<Time> {
+    Time::deserialize(IntoDeserializer::<Error>::into_deserializer(text))
+        .context("an instant is written as 2030-01-02T03:04:05Z")
+}
+
+impl List {
+    fn by(&self) -> ListBy {
+        if let Some(state) = self.state {
+            return ListBy::State(match state {
+                State::Active => ScheduleState::Active,
+                State::Ended => ScheduleState::Ended,
+                State::Cancelled => ScheduleState::Cancelled,
+            });
+        }
+        if let Some((name, value)) = self.label.clone() {
+            return ListBy::Label { name, value };
+        }
+        match (self.due_from, self.due_until) {
+            (Some(from), Some(until)) => ListBy::Due { from, until },
+            _ => ListBy::All,
+        }
+    }
+}
+
+pub(super) async fn list(arguments: List) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Admin)?;
+    let Page { limit, page_token } = &arguments.page;
+    let page = client.schedule_page(&arguments.by(), *limit, page_token.as_deref()).await;
+    show_page(&page.map_err(|error| explain(&client, &error))?, arguments.output)
+}
+
+fn show_page(page: &SchedulePage, output: Output) -> anyhow::Result<()> {
+    if output.json {
+        return show::json(page);
+    }
+    let rows: Vec<_> = page.schedules.iter().map(row).collect();
+    show::table(["schedule", "state", "next", "when", "labels"], &rows)?;
+    match &page.next_page_token {
+        Some(token) => Ok(console::line(&format!("\nmore: --page-token {}", show::harmless(token)))?),
+        None => Ok(()),
+    }
+}
+
+fn row(schedule: &Schedule) -> [String; 5] {
+    let when = match (&schedule.at, &schedule.cron, &schedule.every) {
+        (Some(_), ..) => "once".to_owned(),
+        (None, Some(cron), _) => cron.clone(),
+        (None, None, every) => every.as_ref().map_or_else(String::new, |every| format!("every {every}")),
+    };
+    let labels: Vec<String> = schedule.labels.iter().map(|(name, value)| format!("{name}:{value}")).collect();
+    [schedule.id.clone(), word(&schedule.state), or_dash(schedule.next), when, labels.join(" ")]
+}

@@ -1,0 +1,100 @@
+//! `reveille tenant`.
+
+use clap::{Args, Subcommand};
+use reveille_client::TryStreamExt as _;
+use reveille_client::api::{AuditPage, Tenant, TenantList, TenantRequest};
+
+use super::Output;
+use super::connect::{As, Connect};
+use super::explain::explain;
+use super::show;
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Make a tenant; its first key and signing secret are printed, this once
+    Create(Of),
+    /// List all tenants
+    List(List),
+    /// Show a tenant
+    Get(Of),
+    /// Show what was changed about a tenant, when, and by which key
+    Audit(Of),
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct Of {
+    name: String,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct List {
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Create(arguments) => create(arguments).await,
+        Command::List(arguments) => list(arguments).await,
+        Command::Get(arguments) => get(arguments).await,
+        Command::Audit(arguments) => audit(arguments).await,
+    }
+}
+
+async fn create(arguments: Of) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Operator)?;
+    let made = client.create_tenant(&TenantRequest::new(arguments.name)).await;
+    let made = made.map_err(|error| explain(&client, &error))?;
+    if arguments.output.json {
+        return show::json(&made);
+    }
+    show::fields(&[
+        ("tenant", Some(made.tenant.name)),
+        ("admin's key", Some(made.key.secret.0)),
+        ("signing secret", Some(made.signing_secret.secret.0)),
+        ("", Some("these two are told this once: keep them".to_owned())),
+    ])
+}
+
+async fn list(arguments: List) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Operator)?;
+    let tenants = client.tenants().await.map_err(|error| explain(&client, &error))?;
+    if arguments.output.json {
+        return show::json(&TenantList { tenants });
+    }
+    let row = |tenant: &Tenant| [tenant.name.clone(), tenant.keys.to_string(), tenant.version.to_string()];
+    show::table(["tenant", "keys", "version"], &tenants.iter().map(row).collect::<Vec<_>>())
+}
+
+async fn get(arguments: Of) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Operator)?;
+    let tenant = client.tenant(&arguments.name).await.map_err(|error| explain(&client, &error))?;
+    if arguments.output.json {
+        return show::json(&tenant);
+    }
+    show::fields(&[
+        ("tenant", Some(tenant.name)),
+        ("keys", Some(tenant.keys.to_string())),
+        ("version", Some(tenant.version.to_string())),
+    ])
+}
+
+async fn audit(arguments: Of) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Operator)?;
+    let entries: Result<Vec<_>, _> = client.audit(&arguments.name).try_collect().await;
+    let entries = entries.map_err(|error| explain(&client, &error))?;
+    if arguments.output.json {
+        return show::json(&AuditPage { entries, next_page_token: None });
+    }
+    let rows: Vec<_> = entries
+        .into_iter()
+        .map(|entry| [entry.version.to_string(), entry.at.to_string(), entry.actor, entry.action, entry.subject])
+        .collect();
+    show::table(["version", "at", "by", "what", "of"], &rows)
+}

@@ -1,0 +1,267 @@
+//! What is said to `serve`: in a file of TOML, in variables of the environment, and by flags; the later of these wins.
+//!
+//! There is one list of options, the flags of `serve`. A key of the file is a flag's name without its dashes, and what it says
+//! goes the way of a flag, so types, bounds and errors are the same; a flag that is added can be set in all three places.
+//!
+//! It does not look for a file that was not named. Always true here: a key that is not known is refused, and what may hold a
+//! password is shown without.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::builder::Resettable;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
+use toml::de::{DeTable, DeValue};
+
+use crate::Arguments;
+
+/// A file of more bytes is none of these.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+const SERVE: &str = "serve";
+/// What belongs on the command line only.
+const NOT_IN_A_FILE: [&str; 4] = ["config", "print-config", "help", "version"];
+
+/// What the process was told. Ends it, as clap does, where that is not understood, or only help was asked for.
+///
+/// # Errors
+/// If the file cannot be read, or says something that cannot be.
+pub(crate) fn told(words: Vec<OsString>) -> anyhow::Result<Told> {
+    let mut command = Arguments::command();
+    command.build();
+    // Errors of what was typed are told once what the file says is there, too.
+    let typed = command.clone().ignore_errors(true).try_get_matches_from(&words).ok();
+    let typed = typed.as_ref().and_then(|matches| matches.subcommand_matches(SERVE));
+    let file = match typed.and_then(|serve| serve.get_one::<PathBuf>("config")) {
+        Some(path) => File::read(path, &command)?,
+        None => File::default(),
+    };
+    let is_said_elsewhere = |key: &str| {
+        let id = id_of(&command, key);
+        let source = typed.zip(id).and_then(|(serve, id)| serve.value_source(&id));
+        matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    };
+    let mut used = BTreeMap::new();
+    let mut all = words;
+    if let Some(at) = all.iter().position(|word| word == SERVE) {
+        let said = file.entries.iter().filter(|(key, _)| !is_said_elsewhere(key));
+        let said: Vec<_> = said.collect();
+        all.splice(at + 1..at + 1, said.iter().flat_map(|(_, entry)| entry.words.iter().map(OsString::from)));
+        used.extend(said.into_iter().map(|(key, entry)| (key.clone(), entry.place.clone())));
+    }
+    let matches = command.clone().get_matches_from(all);
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let is_to_print = matches.subcommand_matches(SERVE).is_some_and(|serve| serve.get_flag("print_config"));
+    let shown = is_to_print.then(|| show(&command, &matches, &used));
+    Ok(Told { arguments, shown })
+}
+
+pub(crate) struct Told {
+    pub(crate) arguments: Arguments,
+    /// The configuration in effect, if it is to be printed instead of obeyed.
+    pub(crate) shown: Option<String>,
+}
+
+/// Those of `serve`, and of every command.
+fn options(command: &Command) -> impl Iterator<Item = (&str, &Arg)> {
+    let serve = command.find_subcommand(SERVE).expect("there is such a command");
+    let options = serve.get_arguments().filter_map(|option| Some((option.get_long()?, option)));
+    options.filter(|(long, option)| !NOT_IN_A_FILE.contains(long) && !option.is_hide_set())
+}
+
+fn option<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    options(command).find_map(|(long, option)| (long == key).then_some(option))
+}
+
+fn id_of(command: &Command, key: &str) -> Option<String> {
+    Some(option(command, key)?.get_id().to_string())
+}
+
+#[derive(Default)]
+struct File {
+    /// By the flag's name.
+    entries: BTreeMap<String, Entry>,
+}
+
+struct Entry {
+    /// As flags: none for a switch that is off.
+    words: Vec<String>,
+    /// The file and the line.
+    place: String,
+}
+
+impl File {
+    fn read(path: &Path, command: &Command) -> anyhow::Result<Self> {
+        let shown = path.display();
+        let bytes = std::fs::metadata(path).with_context(|| format!("cannot read the configuration in {shown}"))?.len();
+        anyhow::ensure!(
+            bytes <= FILE_BYTES_MAX,
+            "{shown} has {bytes} bytes; a configuration has {FILE_BYTES_MAX} at most"
+        );
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("cannot read the configuration in {shown}"))?;
+        let place = |at: usize| format!("{shown}:{}", line_of(&text, at));
+        let table = DeTable::parse(&text).map_err(|error| {
+            // Its own text shows the line, which may hold a password.
+            let at = error.span().map_or(0, |span| span.start);
+            anyhow::anyhow!("{}: this is not TOML: {}", place(at), error.message())
+        })?;
+        let mut entries = BTreeMap::new();
+        for (key, value) in table.get_ref() {
+            let (key, place) = (key.get_ref().as_ref(), place(key.span().start));
+            let Some(option) = option(command, key) else { bail!("{place}: {}", unknown(command, key)) };
+            let words = words(key, option, value.get_ref()).with_context(|| place.clone())?;
+            check(command, key, &words).with_context(|| place.clone())?;
+            entries.insert(key.to_owned(), Entry { words, place });
+        }
+        Ok(File { entries })
+    }
+}
+
+fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1
+}
+
+fn unknown(command: &Command, key: &str) -> String {
+    // Underscores are what other programs' files have.
+    let name = key.replace('_', "-");
+    let likeness = |known: &&str| (strsim::jaro_winkler(&name, known) * 1_000.0).round();
+    let closest = options(command).map(|(long, _)| long).max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    match closest.filter(|known| likeness(known) >= 800.0) {
+        Some(known) => format!("there is no option `{key}`; did you mean `{known}`?"),
+        None => format!("there is no option `{key}`; `reveille serve --help` lists them"),
+    }
+}
+
+/// What a flag would be that says the same.
+fn words(key: &str, option: &Arg, value: &DeValue<'_>) -> anyhow::Result<Vec<String>> {
+    if matches!(option.get_action(), ArgAction::SetTrue) {
+        return match value {
+            DeValue::Boolean(true) => Ok(vec![format!("--{key}")]),
+            DeValue::Boolean(false) => Ok(Vec::new()),
+            _ => bail!("`{key}` is true or false"),
+        };
+    }
+    let text = match value {
+        DeValue::Array(values) if option.get_value_delimiter().is_some() => {
+            let values: Option<Vec<String>> = values.iter().map(|value| scalar(value.get_ref())).collect();
+            values.map(|values| values.join(","))
+        }
+        value => scalar(value),
+    };
+    let text = text.with_context(|| format!("`{key}` is one text or number, and no table or list"))?;
+    Ok(vec![format!("--{key}={text}")])
+}
+
+fn scalar(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(text) => Some(text.to_string()),
+        DeValue::Integer(number) => Some(match i128::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => number.to_string(),
+            Err(_) => number.to_string(),
+        }),
+        DeValue::Float(number) => Some(number.to_string()),
+        DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
+    }
+}
+
+/// Whether a flag that says this would be taken, whatever else is said.
+fn check(command: &Command, key: &str, words: &[String]) -> anyhow::Result<()> {
+    let alone = command.clone().mut_subcommand(SERVE, |serve| serve.mut_args(|option| option.env(Resettable::Reset)));
+    let said = ["reveille", SERVE].into_iter().map(str::to_owned).chain(words.iter().cloned());
+    let Err(error) = alone.try_get_matches_from(said) else { return Ok(()) };
+    if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
+        return Ok(()); // It needs others, which is told once all is known.
+    }
+    let valid = match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(valid)) => format!("it is one of {}", valid.join(", ")),
+        _ => std::error::Error::source(&error).map_or_else(|| "it is not understood".to_owned(), ToString::to_string),
+    };
+    bail!("`{key}` cannot be this: {valid}")
+}
+
+/// As a file that says the same, with where each value comes from.
+fn show(command: &Command, matches: &ArgMatches, of_file: &BTreeMap<String, String>) -> String {
+    let serve = matches.subcommand_matches(SERVE).expect("its configuration is shown");
+    let mut shown = String::from("# What `reveille serve` goes by. Passwords are left out.\n");
+    for (long, option) in options(command) {
+        let id = option.get_id().as_str();
+        let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+        let values: Option<Vec<String>> = serve
+            .try_get_raw(id)
+            .ok()
+            .flatten()
+            .map(|values| values.map(|value| value.to_string_lossy().into_owned()).collect());
+        let source = match (of_file.get(long), serve.value_source(id)) {
+            (Some(place), _) => place.clone(),
+            (None, Some(ValueSource::CommandLine)) => "flag".to_owned(),
+            (None, Some(ValueSource::EnvVariable)) => {
+                option.get_env().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+            }
+            (None, _) => "default".to_owned(),
+        };
+        let line = match values {
+            Some(values) => format!("{long} = {}  # {source}", literal(option, &values)),
+            None => format!("# {long} is not set"),
+        };
+        let written = writeln!(shown, "\n# {help}\n{line}");
+        written.expect("a string takes everything");
+    }
+    shown
+}
+
+fn literal(option: &Arg, values: &[String]) -> String {
+    let one = |value: &String| {
+        let value = if option.is_hide_env_values_set() { without_password(value) } else { value.clone() };
+        let is_number = value.parse::<i64>().is_ok_and(|number| number.to_string() == value);
+        if is_number || matches!(option.get_action(), ArgAction::SetTrue) { value } else { quoted(&value) }
+    };
+    match option.get_value_delimiter() {
+        Some(_) => format!("[{}]", values.iter().map(one).collect::<Vec<_>>().join(", ")),
+        None => values.first().map(one).unwrap_or_default(),
+    }
+}
+
+/// A basic string of TOML.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => {
+                write!(quoted, "\\u{:04X}", u32::from(c)).expect("a string takes everything");
+            }
+            c => quoted.push(c),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// A URL with `***` for its password; all of what could hold one where that is not clear.
+fn without_password(url: &str) -> String {
+    const HIDDEN: &str = "***";
+    let (base, query) = url.split_once('?').unwrap_or((url, ""));
+    let (Some((scheme, rest)), false) = (base.split_once("://"), query.contains('@')) else { return HIDDEN.to_owned() };
+    let place = match rest.rsplit_once('@') {
+        Some((who, place)) => match who.split_once(':') {
+            Some((user, _)) => format!("{user}:{HIDDEN}@{place}"),
+            None => format!("{who}@{place}"),
+        },
+        None => rest.to_owned(),
+    };
+    let parameter = |parameter: &str| match parameter.split_once('=') {
+        Some((name, _)) if name.contains("pass") => format!("{name}={HIDDEN}"),
+        _ => parameter.to_owned(),
+    };
+    let query: Vec<String> = query.split('&').filter(|part| !part.is_empty()).map(parameter).collect();
+    let mark = if query.is_empty() { "" } else { "?" };
+    format!("{scheme}://{place}{mark}{}", query.join("&"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! The log of the process, on standard error, and the spans that go to a collector.
+
+use std::io::{self, IsTerminal};
+
+use clap::{Args, ValueEnum};
+use runtime::Runtime;
+use tracing::Subscriber;
+use tracing_subscriber::filter::{EnvFilter, LevelFilter, filter_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::otlp::{self, Endpoint, Exporter};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// One object a line.
+    Json,
+}
+
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct LogArguments {
+    /// How the log is written; RUST_LOG says what is in it, as in `RUST_LOG=info,server=debug`
+    #[arg(long, value_enum, default_value_t, env = "REVEILLE_LOG_FORMAT")]
+    log_format: Format,
+    /// The OpenTelemetry collector that spans of requests, runs and attempts go to, as http://127.0.0.1:4318; none
+    /// without
+    #[arg(long, env = "REVEILLE_OTLP_ENDPOINT")]
+    otlp_endpoint: Option<Endpoint>,
+}
+
+/// Begins to log. What it answers sends the spans, once it is started.
+pub(crate) fn begin(runtime: &Runtime, arguments: &LogArguments) -> Option<Exporter> {
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let log = log(arguments.log_format, filter);
+    let Some(endpoint) = arguments.otlp_endpoint.clone() else {
+        log.init();
+        return None;
+    };
+    let (spans, exporter) = otlp::open(runtime, endpoint);
+    let wanted = filter_fn(otlp::is_exported).with_max_level_hint(LevelFilter::DEBUG);
+    log.with(spans.with_filter(wanted)).init();
+    Some(exporter)
+}
+
+fn log(format: Format, filter: EnvFilter) -> impl Subscriber + for<'a> LookupSpan<'a> + Send + Sync {
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match format {
+        Format::Text => lines.with_ansi(io::stderr().is_terminal()).boxed(),
+        Format::Json => lines.json().boxed(),
+    };
+    tracing_subscriber::registry().with(lines.with_filter(filter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_collector_the_spans_are_off_where_they_are_made() {
+        for format in [Format::Text, Format::Json] {
+            let log = log(format, EnvFilter::new("info"));
+            assert_eq!(
+                log.max_level_hint(),
+                Some(LevelFilter::INFO),
+                "theirs is below, so one look at a number is all"
+            );
+        }
+    }
+}

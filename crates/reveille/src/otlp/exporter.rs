@@ -1,0 +1,197 @@
+//! Sends spans, some at a time, over HTTP: OTLP/HTTP with a body in protobuf.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::Bytes;
+use hyper::header::CONTENT_TYPE;
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use prost::Message;
+use runtime::{Monotonic, Runtime, TaskSet};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::message::{ExportTraceServiceRequest, KeyValue, Resource, ResourceSpans, Scope, ScopeSpans, Span};
+
+/// Spans of one request at most, and how long the first of them waits for others.
+const BATCH: usize = 512;
+const GATHER: Duration = Duration::from_secs(1);
+/// How long a collector may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+/// How often the same spans are sent, and the first wait between, which doubles.
+const ATTEMPTS: u32 = 3;
+const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// How long a stop waits for what is left to be sent.
+const FLUSH_MAX: Duration = Duration::from_secs(5);
+/// What is dropped is told so often at most.
+const TOLD_PERIOD: Duration = Duration::from_secs(60);
+
+/// Where a collector takes spans: the address that it was given, with `/v1/traces`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Endpoint(Uri);
+
+impl FromStr for Endpoint {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const NONE: &str = "it is not the URL of a collector; one looks like http://127.0.0.1:4318";
+        let base: Uri = text.parse().map_err(|_| NONE)?;
+        let is_http = matches!(base.scheme_str(), Some("http" | "https"));
+        if !is_http || base.host().is_none() || base.query().is_some() || text.contains('@') {
+            return Err(NONE);
+        }
+        let uri = format!("{}/v1/traces", text.trim_end_matches('/'));
+        uri.parse().map(Endpoint).map_err(|_| NONE)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+pub(crate) struct Exporter {
+    runtime: Runtime,
+    endpoint: Endpoint,
+    waiting: mpsc::Receiver<Span>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// An exporter at work. Its spans come from as long as the process lives, so it is stopped, not ended.
+pub(crate) struct Exporting {
+    runtime: Runtime,
+    stop: CancellationToken,
+    tasks: TaskSet,
+}
+
+impl Exporting {
+    /// Sends what has come so far, within some seconds.
+    pub(crate) async fn stop(self) {
+        self.stop.cancel();
+        if self.runtime.timeout(FLUSH_MAX, self.tasks.join()).await.is_none() {
+            tracing::warn!("the collector did not take the last spans in time");
+        }
+    }
+}
+
+impl Exporter {
+    pub(super) fn new(
+        runtime: Runtime,
+        endpoint: Endpoint,
+        waiting: mpsc::Receiver<Span>,
+        dropped: Arc<AtomicU64>,
+    ) -> Self {
+        Exporter { runtime, endpoint, waiting, dropped }
+    }
+
+    pub(crate) fn start(self) -> Exporting {
+        let (runtime, stop) = (self.runtime.clone(), CancellationToken::new());
+        let tasks = TaskSet::new(&runtime);
+        tasks.spawn("spans", self.run(stop.clone()));
+        Exporting { runtime, stop, tasks }
+    }
+
+    async fn run(mut self, stop: CancellationToken) {
+        let connector = HttpsConnectorBuilder::new().with_webpki_roots().https_or_http().enable_http1().build();
+        let client = Client::builder(TokioExecutor::new()).build(connector);
+        let mut told = None;
+        while let Some(first) = self.next(&stop).await {
+            let mut spans = vec![first];
+            let deadline = self.runtime.monotonic() + GATHER;
+            while spans.len() < BATCH && !stop.is_cancelled() {
+                let left = deadline.since(self.runtime.monotonic());
+                let runtime = self.runtime.clone();
+                match runtime.timeout(left, Box::pin(self.next(&stop))).await {
+                    Some(Some(span)) => spans.push(span),
+                    Some(None) | None => break,
+                }
+            }
+            while spans.len() < BATCH
+                && let Ok(span) = self.waiting.try_recv()
+            {
+                spans.push(span);
+            }
+            let count = spans.len() as u64;
+            if let Err(reason) = self.send(&client, request_of(spans)).await {
+                self.dropped.fetch_add(count, Ordering::Relaxed);
+                self.tell(&mut told, &reason);
+            } else if self.dropped.load(Ordering::Relaxed) > 0 {
+                self.tell(&mut told, "there are more than it takes");
+            }
+        }
+    }
+
+    /// `None` once it is to stop, and nothing is left.
+    async fn next(&mut self, stop: &CancellationToken) -> Option<Span> {
+        if !stop.is_cancelled() {
+            tokio::select! {
+                biased;
+                span = self.waiting.recv() => return span,
+                () = stop.cancelled() => {}
+            }
+        }
+        self.waiting.try_recv().ok()
+    }
+
+    async fn send(
+        &self,
+        client: &Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+        body: Bytes,
+    ) -> Result<(), String> {
+        let mut wait = RETRY_FIRST;
+        let mut reason = String::new();
+        for attempt in 1..=ATTEMPTS {
+            let mut request = Request::new(Full::new(body.clone()));
+            *request.method_mut() = Method::POST;
+            *request.uri_mut() = self.endpoint.0.clone();
+            let kind = hyper::header::HeaderValue::from_static("application/x-protobuf");
+            request.headers_mut().insert(CONTENT_TYPE, kind);
+            reason = match self.runtime.timeout(ANSWER_MAX, Box::pin(client.request(request))).await {
+                Some(Ok(answer)) if answer.status().is_success() => return Ok(()),
+                // The others do not get better by asking again (OTLP 1, "OTLP/HTTP Response").
+                Some(Ok(answer)) if !is_retryable(answer.status()) => {
+                    return Err(format!("it answers {}", answer.status()));
+                }
+                Some(Ok(answer)) => format!("it answers {}", answer.status()),
+                Some(Err(error)) => error.to_string(),
+                None => "it does not answer in time".to_owned(),
+            };
+            if attempt < ATTEMPTS {
+                self.runtime.sleep(wait).await;
+                wait *= 2;
+            }
+        }
+        Err(reason)
+    }
+
+    fn tell(&self, told: &mut Option<Monotonic>, reason: &str) {
+        let now = self.runtime.monotonic();
+        if told.is_none_or(|at| now.since(at) >= TOLD_PERIOD) {
+            let dropped = self.dropped.swap(0, Ordering::Relaxed);
+            tracing::warn!(dropped, reason, endpoint = %self.endpoint, "spans were dropped that the collector did not take");
+            *told = Some(now);
+        }
+    }
+}
+
+fn is_retryable(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 502 | 503 | 504)
+}
+
+fn request_of(spans: Vec<Span>) -> Bytes {
+    let version = env!("CARGO_PKG_VERSION");
+    let attributes = vec![KeyValue::of("service.name", "reveille"), KeyValue::of("service.version", version)];
+    let scope = Scope { name: "reveille".to_owned(), version: version.to_owned() };
+    let scope_spans = vec![ScopeSpans { scope: Some(scope), spans }];
+    let resource_spans = vec![ResourceSpans { resource: Some(Resource { attributes }), scope_spans }];
+    Bytes::from(ExportTraceServiceRequest { resource_spans }.encode_to_vec())
+}

@@ -1,0 +1,335 @@
+//! The commands that are clients of a server, as a person or a script runs them.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::receiver::Receiver;
+use crate::server::{BINARY, Server};
+
+/// What a command did.
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Ran {
+    fn of(output: &Output) -> Self {
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("it prints text");
+        let code = output.status.code().expect("it ends by itself");
+        Ran { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
+    }
+
+    #[track_caller]
+    fn done(self) -> String {
+        assert_eq!((self.code, self.stderr.as_str()), (0, ""), "{}", self.stdout);
+        self.stdout
+    }
+
+    #[track_caller]
+    fn refused(self, code: i32) -> String {
+        assert_eq!(self.code, code, "{}\n{}", self.stdout, self.stderr);
+        self.stderr
+    }
+}
+
+fn command(data: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    for name in ["REVEILLE_URL", "REVEILLE_KEY", "REVEILLE_KEY_FILE", "REVEILLE_TENANT", "RUST_LOG"] {
+        command.env_remove(name);
+    }
+    command.args(arguments).env("REVEILLE_DATA", data).stdin(Stdio::null());
+    command
+}
+
+fn run(data: &Path, arguments: &[&str]) -> Ran {
+    Ran::of(&command(data, arguments).output().expect("the binary starts"))
+}
+
+fn json(data: &Path, arguments: &[&str]) -> Value {
+    let told = run(data, &[arguments, &["--json"]].concat()).done();
+    serde_json::from_str(&told).unwrap_or_else(|error| panic!("{error} in {told}"))
+}
+
+fn with_input(data: &Path, arguments: &[&str], input: &str) -> Ran {
+    let mut command = command(data, arguments);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    Ran::of(&child.wait_with_output().unwrap())
+}
+
+const URL: &str = "http://127.0.0.1:9/hook";
+
+#[test]
+fn a_schedule_is_made_shown_replaced_and_cancelled_without_a_word_about_server_or_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let made =
+        run(&data, &["schedule", "create", "--id", "one", "--in", "10m", "--url", URL, "--label", "team: a"]).done();
+    assert!(made.contains("state     active"), "{made}");
+    let dry = ["schedule", "create", "--dry-run", "--every", "1h", "--url", URL];
+    assert_eq!(json(&data, &dry)["upcoming"].as_array().unwrap().len(), 5);
+    let told = run(&data, &[&dry[..], &["--id", "one", "--replace"]].concat()).done();
+    assert!(told.contains("revision  1") && told.contains("nothing was made"), "{told}");
+    assert_eq!(json(&data, &["schedule", "get", "one"])["revision"], 0);
+    let flags = ["--payload", r#"{"b":1, "a":2}"#, "--header", "x-a:b", "--attempts-max", "2", "--backoff", "3s"];
+    let cron = ["schedule", "create", "--id", "one", "--replace", "--cron", "0 9 * * 1", "--zone", "Europe/Berlin"];
+    let replaced = json(&data, &[&cron[..], &["--url", URL, "--method", "PUT", "--timeout", "4s"], &flags].concat());
+    assert_eq!(replaced["revision"], 1);
+    let listed = run(&data, &["schedule", "list", "--state", "active"]).done();
+    assert!(listed.starts_with("SCHEDULE  STATE") && listed.contains("\none       active"), "{listed}");
+    assert_eq!(json(&data, &["schedule", "list", "--label", "team:b"])["schedules"], serde_json::json!([]));
+    run(&data, &["schedule", "list", "--state", "active", "--label", "a:b"]).refused(2);
+    let shown = json(&data, &["schedule", "get", "one"]);
+    assert_eq!(shown["payload"].to_string(), r#"{"a":2,"b":1}"#);
+    assert_eq!((&shown["target"]["http"]["method"], &shown["zone"]), (&"PUT".into(), &"Europe/Berlin".into()));
+    assert_eq!((&shown["retry"]["attempts_max"], &shown["retry"]["backoff"]), (&2.into(), &"3s".into()));
+    let told = run(&data, &["schedule", "get", "one"]).done();
+    assert!(told.contains(r#"{"b":1, "a":2}"#) && told.contains(&format!("PUT {URL}")), "{told}");
+    let payload = folder.path().join("payload.json");
+    std::fs::write(&payload, "[1]\n").unwrap();
+    let payload = payload.to_str().unwrap();
+    let from_file = ["schedule", "create", "--every", "1h", "--url", URL, "--payload-file", payload];
+    let id = json(&data, &from_file)["id"].as_str().unwrap().to_owned();
+    assert_eq!(json(&data, &["schedule", "get", &id])["payload"].to_string(), "[1]");
+    let cancelled = run(&data, &["schedule", "cancel", "one", &id]).done();
+    assert_eq!(cancelled.matches("it will not fire").count(), 2, "{cancelled}");
+    assert_eq!(json(&data, &["schedule", "cancel", "one"])["result"], "cancelled");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn a_schedule_is_moved_and_nothing_else_of_it_changes_nor_what_somebody_else_changed() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let create = ["schedule", "create", "--id", "one", "--in", "10m", "--url", URL, "--label", "team: a"];
+    run(&data, &create).done();
+    let told = run(&data, &["schedule", "get", "one"]).done();
+    let tag = told.lines().find_map(|line| line.strip_prefix("tag")).unwrap().trim().to_owned();
+    let cron = ["schedule", "reschedule", "one", "--cron", "0 9 * * 1", "--zone", "Europe/Berlin", "--if-match", &tag];
+    assert_eq!(json(&data, &cron)["revision"], 1);
+    let told = run(&data, &cron).refused(1);
+    assert!(told.contains("somebody changed it") && told.contains("reveille schedule get"), "{told}");
+    let shown = json(&data, &["schedule", "get", "one"]);
+    assert_eq!((&shown["cron"], &shown["labels"]["team"], shown.get("at")), (&"0 9 * * 1".into(), &"a".into(), None));
+    run(&data, &["schedule", "reschedule", "one", "--zone", "Asia/Tokyo"]).done();
+    assert_eq!(json(&data, &["schedule", "get", "one"])["zone"], "Asia/Tokyo");
+    let told = run(&data, &["schedule", "reschedule", "one", "--at", "2030-02-01T00:00:00Z"]).done();
+    assert!(told.contains("next      2030-02-01T00:00:00.000Z"), "{told}");
+    run(&data, &["schedule", "reschedule", "one", "--in", "1h"]).done();
+    run(&data, &["schedule", "reschedule", "one", "--every", "2h"]).done();
+    assert_eq!(json(&data, &["schedule", "get", "one"])["every"], "2h");
+    assert!(run(&data, &["schedule", "reschedule", "one"]).refused(2).contains("--at"));
+    let wrong = ["schedule", "reschedule", "one", "--in", "1h", "--if-match", "word"];
+    assert!(run(&data, &wrong).refused(2).contains("quotes"));
+    run(&data, &["schedule", "cancel", "one"]).done();
+    let told = run(&data, &["schedule", "reschedule", "one", "--in", "1h"]).refused(1);
+    assert!(told.contains("reveille schedule create"), "{told}");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn what_failed_for_good_is_listed_and_run_again_one_by_one_or_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    for id in ["a", "b", "c"] {
+        run(&data, &["schedule", "create", "--id", id, "--in", "0s", "--url", URL, "--attempts-max", "1"]).done();
+    }
+    let dead = || json(&data, &["run", "dead-letters"])["runs"].as_array().unwrap().clone();
+    while dead().len() < 3 {}
+    let told = run(&data, &["run", "dead-letters"]).done();
+    assert!(told.starts_with("RUN") && told.contains("connection refused"), "{told}");
+    let page = json(&data, &["run", "dead-letters", "--limit", "2"]);
+    let token = page["next_page_token"].as_str().unwrap();
+    let last = json(&data, &["run", "dead-letters", "--page-token", token]);
+    assert_eq!(last["runs"].as_array().unwrap().len(), 1);
+
+    let run_id = dead()[0]["id"].as_str().unwrap().to_owned();
+    let again = json(&data, &["run", "redrive", &run_id]);
+    assert_eq!(again["redriven"], run_id.as_str());
+    let runs = json(&data, &["schedule", "runs", "a"]);
+    assert!(runs["runs"].as_array().unwrap().iter().any(|run| run["state"] == "failed"), "{runs}");
+    let told = run(&data, &["run", "redrive", &run_id]).refused(1);
+    assert!(told.contains("is not redriven") && told.contains("reveille run dead-letters"), "{told}");
+    while dead().len() < 3 {}
+    assert_eq!(run(&data, &["run", "redrive", "--all"]).done(), "3 redriven\n");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn operators_make_tenants_and_keys_and_each_key_is_good_for_what_its_role_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let made = json(&data, &["tenant", "create", "billing"]);
+    let told = run(&data, &["tenant", "list"]).done();
+    assert!(told.contains("billing") && told.contains("default"), "{told}");
+    assert_eq!(json(&data, &["tenant", "list"])["tenants"].as_array().unwrap().len(), 3);
+    assert_eq!(json(&data, &["tenant", "get", "billing"])["keys"], 1);
+
+    let create = ["key", "create", "--tenant", "billing", "--role", "reader", "--name", "board", "--expires-in", "90d"];
+    let reader = json(&data, &create);
+    let by = |key: &Value, arguments: &[&str]| {
+        let mut command = command(&data, arguments);
+        Ran::of(&command.env("REVEILLE_KEY", key.as_str().unwrap()).output().unwrap())
+    };
+    by(&reader["secret"], &["run", "dead-letters"]).done();
+    let refused = by(&reader["secret"], &["schedule", "create", "--in", "1h", "--url", URL]).refused(1);
+    assert!(refused.contains("role") && refused.contains("reveille key create"), "{refused}");
+    let elsewhere = "https://example.org/hook";
+    by(&made["key"]["secret"], &["schedule", "create", "--in", "1h", "--url", elsewhere]).done();
+    let keys = run(&data, &["key", "list", "--tenant", "billing"]).done();
+    assert!(keys.contains("board") && keys.contains("reader"), "{keys}");
+    assert!(
+        run(&data, &["key", "revoke", "--tenant", "billing", reader["id"].as_str().unwrap()])
+            .done()
+            .contains("revoked")
+    );
+    let refused = by(&reader["secret"], &["run", "dead-letters"]).refused(1);
+    assert!(refused.contains("REVEILLE_KEY"), "{refused}");
+
+    let secret = json(&data, &["secret", "create", "--tenant", "billing"]);
+    let listed = json(&data, &["secret", "list", "--tenant", "billing"]);
+    assert_eq!(listed["signing_secrets"][0]["id"], secret["id"]);
+    assert!(!listed.to_string().contains("whsec_"));
+    run(&data, &["secret", "delete", "--tenant", "billing", listed["signing_secrets"][1]["id"].as_str().unwrap()])
+        .done();
+    let audit = run(&data, &["tenant", "audit", "billing"]).done();
+    assert!(audit.contains("key.revoke") && audit.contains("signing_secret.delete"), "{audit}");
+    assert_eq!(json(&data, &["tenant", "audit", "billing"])["entries"].as_array().unwrap().len(), 5);
+    assert!(server.stop().success());
+}
+
+#[test]
+fn quotas_are_shown_and_set_and_the_ceiling_is_the_operators() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let told = run(&data, &["quota", "get"]).done();
+    assert!(told.starts_with("QUOTA") && told.contains("pending_max"), "{told}");
+    let ceiling = ["quota", "set", "--tenant", "default", "--ceiling", "pending_max=1", "horizon_days=none"];
+    assert_eq!(json(&data, &ceiling)["ceilings"]["pending_max"], 1);
+    let told = run(&data, &["quota", "set", "pending_max=2"]).refused(1);
+    assert!(told.contains("--ceiling"), "{told}");
+    let set = json(&data, &["quota", "set", "pending_max=1", "payload_bytes_max=3"]);
+    assert_eq!((&set["quotas"]["pending_max"], &set["quotas"]["payload_bytes_max"]), (&1.into(), &3.into()));
+    assert_eq!(json(&data, &["quota", "get", "--tenant", "default"]), set);
+    let large = ["schedule", "create", "--in", "1h", "--url", URL, "--payload", "[1, 2, 3]"];
+    assert!(run(&data, &large).refused(1).contains("reveille quota get"));
+    for (setting, step) in [("pending=1", "pending_max"), ("pending_max", "QUOTA=NUMBER"), ("pending_max=-1", "whole")]
+    {
+        let told = run(&data, &["quota", "set", setting]).refused(2);
+        assert!(told.contains(step), "{told}");
+    }
+    assert!(run(&data, &["quota", "set", "--ceiling", "pending_max=1"]).refused(2).contains("--tenant"));
+    assert!(server.stop().success());
+}
+
+#[test]
+fn many_schedules_come_from_a_pipe_and_what_is_refused_is_told_by_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let create = ["schedule", "create", "--file", "-"];
+    let good = format!("{{\"every\": \"1h\",\n \"target\": {{\"http\": {{\"url\": \"{URL}\"}}}}}}\n");
+    assert_eq!(with_input(&data, &create, &good.repeat(2_000)).done(), "2000 made, 0 refused\n");
+    let lines = with_input(&data, &["schedule", "create", "--json", "--file", "-"], &good.repeat(3)).done();
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|line| line["line"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+
+    let bad = r#"{"every":"soon","target":{"http":{"url":"http://a"}}}"#;
+    let ran = with_input(&data, &create, &format!("{good}{bad}{good}"));
+    assert!(
+        ran.stdout.contains("number 2 is refused: /every") && ran.stdout.contains("2 made, 1 refused"),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.refused(1).contains("1 were refused"));
+    let ran = with_input(&data, &create, &format!("{good}{{\"evry\":1}}"));
+    assert!(ran.stdout.contains("1 made"), "{}", ran.stdout);
+    let told = ran.refused(1);
+    assert!(
+        told.contains("standard input is read no further") && told.contains("evry") && told.contains("line"),
+        "{told}"
+    );
+    assert!(run(&data, &["schedule", "create", "--file", "nowhere"]).refused(1).contains("nowhere"));
+    assert!(server.stop().success());
+}
+
+#[test]
+fn what_is_wrong_is_told_by_its_flag_with_the_next_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let server = Server::start(&data);
+    let bad =
+        ["schedule", "create", "--cron", "99 * * * *", "--url", "mailto:me", "--header", "host:a", "--backoff", "no"];
+    let told = run(&data, &bad).refused(1);
+    for flag in ["--cron: ", "--url: ", "--header: ", "--backoff: "] {
+        assert!(told.contains(flag), "{flag} in {told}");
+    }
+    run(&data, &["schedule", "create", "--id", "one", "--in", "1h", "--url", URL]).done();
+    let cases: [(&[&str], i32, &str); 12] = [
+        (&["schedule", "get", "nothing"], 1, "reveille schedule list"),
+        (&["schedule", "create", "--id", "one", "--in", "1h", "--url", URL], 1, "--replace"),
+        (&["schedule", "create", "--url", URL], 1, "cron"),
+        (&["schedule", "create", "--in", "soon", "--url", URL], 2, "30s"),
+        (&["schedule", "create", "--in", "1h", "--at", "2030-01-01T00:00:00Z", "--url", URL], 2, "--at"),
+        (&["schedule", "create", "--in", "1h"], 2, "--url"),
+        (&["schedule", "create", "--in", "1h", "--url", URL, "--payload", "word"], 1, r#"'"word"'"#),
+        (&["schedule", "create", "--in", "1h", "--url", URL, "--label", "word"], 2, "NAME:VALUE"),
+        (&["tenant", "get", "nobody"], 1, "reveille tenant list"),
+        (&["tenant", "create", "default"], 1, "another name"),
+        (&["key", "revoke", "nothing"], 1, "reveille key list"),
+        (&["schedule", "get", "one", "--server", "nowhere"], 1, "http://"),
+    ];
+    for (arguments, code, step) in cases {
+        let told = run(&data, arguments).refused(code);
+        assert!(told.contains(step), "{arguments:?}: {told}");
+    }
+    let odd = run(&data, &["schedule", "cancel", "\u{1b}[2J"]).refused(1);
+    assert!(!odd.contains('\u{1b}'), "{odd:?}");
+
+    let left = data.join("server.url");
+    let url = std::fs::read_to_string(&left).unwrap();
+    assert_eq!(url, format!("http://{}\n", server.address));
+    assert!(server.stop().success());
+    assert!(!left.exists(), "a server that has stopped is not to be found");
+    assert!(run(&data, &["schedule", "get", "one"]).refused(1).contains("reveille serve"));
+    let away = ["schedule", "get", "one", "--server", url.trim()];
+    let told = run(&data, &away).refused(1);
+    assert!(told.contains("cannot be reached") && told.contains("reveille serve"), "{told}");
+    let nobody = run(folder.path(), &["schedule", "get", "one", "--server", url.trim()]).refused(1);
+    assert!(nobody.contains("--key-file"), "{nobody}");
+}
+
+#[test]
+fn another_server_at_the_address_is_told_from_reveille() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("admin.key"), "a.b\n").unwrap();
+    let receiver = Receiver::start();
+    let told =
+        run(folder.path(), &["schedule", "get", "one", "--server", receiver.url().trim_end_matches('/')]).refused(1);
+    assert!(told.contains("--server"), "{told}");
+}
+
+#[test]
+fn shells_get_what_they_complete_with() {
+    let shells = [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef reveille"),
+        ("fish", "complete -c reveille"),
+        ("elvish", "edit:completion:arg-completer[reveille]"),
+        ("powershell", "Register-ArgumentCompleter -Native -CommandName 'reveille'"),
+    ];
+    for (shell, sign) in shells {
+        let script = run(Path::new("data"), &["completions", shell]).done();
+        assert!(script.contains(sign) && script.contains("redrive"), "{shell}");
+    }
+    assert!(run(Path::new("data"), &["completions", "cmd"]).refused(2).contains("bash"));
+}

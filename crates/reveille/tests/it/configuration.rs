@@ -1,0 +1,93 @@
+//! What the real binary makes of a file, the environment and flags.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::server::{BINARY, Server};
+
+fn serve(file: &Path, more: &[&str]) -> Command {
+    let mut command = Command::new(BINARY);
+    command.env("NO_COLOR", "1").env_remove("RUST_LOG");
+    command.args(["serve", "--config"]).arg(file).args(more);
+    command
+}
+
+fn said(output: &Output) -> (Option<i32>, String) {
+    let text = [output.stdout.as_slice(), &output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn a_variable_wins_over_the_file_and_a_flag_over_both() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("reveille.toml");
+    let text =
+        "drain = \"11s\"\nin-flight-max = 11\nlease = 11\nthreads = 3\nstore = \"postgres://me:hunter2@db/reveille\"\n";
+    std::fs::write(&file, text).unwrap();
+    let mut command = serve(&file, &["--print-config", "--lease", "33"]);
+    command.env("REVEILLE_IN_FLIGHT_MAX", "22").env("REVEILLE_LEASE", "22");
+    let (code, shown) = said(&command.output().unwrap());
+    assert_eq!(code, Some(0), "{shown}");
+    let file = file.display();
+    for line in [
+        format!("drain = \"11s\"  # {file}:1"),
+        "in-flight-max = 22  # REVEILLE_IN_FLIGHT_MAX".to_owned(),
+        "lease = 33  # flag".to_owned(),
+        format!("threads = 3  # {file}:4"),
+        format!("store = \"postgres://me:***@db/reveille\"  # {file}:5"),
+        "history-days = 30  # default".to_owned(),
+    ] {
+        assert!(shown.lines().any(|shown| shown == line), "{line} is not in\n{shown}");
+    }
+    assert!(!shown.contains("hunter2"), "{shown}");
+}
+
+#[test]
+fn a_file_that_is_wrong_is_refused_before_anything_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("reveille.toml");
+    let data = folder.path().join("data");
+    for (text, expected) in [
+        ("drian = '1s'", ":1: there is no option `drian`; did you mean `drain`?"),
+        ("\nin-flight-max = 0", ":2: `in-flight-max` cannot be this: 0 is not in 1..=1000000"),
+    ] {
+        std::fs::write(&file, format!("{text}\ndata = {:?}", data.display().to_string())).unwrap();
+        let (code, said) = said(&serve(&file, &[]).output().unwrap());
+        assert_eq!((code, said.contains(expected)), (Some(2), true), "{said}");
+    }
+    let (code, said) = said(&serve(&folder.path().join("none.toml"), &[]).output().unwrap());
+    assert_eq!((code, said.contains("cannot read the configuration in")), (Some(2), true), "{said}");
+    assert!(!data.exists());
+}
+
+#[test]
+fn a_server_goes_by_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("reveille.toml");
+    let data = folder.path().join("data");
+    let text = format!(
+        "listen = '127.0.0.1:0'\nno-receiver = true\nbody-bytes-max = 131072\ndata = {:?}\n",
+        data.display().to_string()
+    );
+    std::fs::write(&file, text).unwrap();
+    let server = Server::start_by(serve(&file, &[]), &data);
+    let large = format!(r#"{{"payload":"{}"}}"#, "x".repeat(132_000));
+    let refused = server.client().send("POST", "/v1/schedules", &large).unwrap();
+    assert_eq!(refused.status, 413, "{}", refused.body);
+    assert!(refused.body.contains("131072"), "{}", refused.body);
+    assert!(server.stop().success());
+}
+
+#[test]
+fn roots_for_targets_that_are_no_certificates_are_refused_with_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let roots = folder.path().join("roots.pem");
+    std::fs::write(&roots, "no certificate").unwrap();
+    let file = folder.path().join("reveille.toml");
+    let quoted = |path: &Path| format!("{:?}", path.display().to_string());
+    let text = format!("callback-roots = {}\ndata = {}\n", quoted(&roots), quoted(&folder.path().join("data")));
+    std::fs::write(&file, text).unwrap();
+    let (code, said) = said(&serve(&file, &[]).output().unwrap());
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("roots.pem") && said.contains("no certificate in PEM"), "{said}");
+}

@@ -1,0 +1,180 @@
+//! What is counted, what is said of it, and what looks at it, tell of the same metrics.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+use yaml_rust2::{Yaml, YamlLoader};
+
+use crate::client::one_shot;
+use crate::cluster::Home;
+use crate::now_millis;
+use crate::receiver::Receiver;
+use crate::server::Server;
+
+const OPERATING: &str = include_str!("../../../../docs/operating.md");
+const BOARD: &str = include_str!("../../../../deploy/grafana/reveille.json");
+const ALERTS: &str = include_str!("../../../../deploy/prometheus/alerts.yaml");
+
+/// Whether a single process, or a member of a cluster, has it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Where {
+    alone: bool,
+    member: bool,
+}
+
+/// By the name that samples have, the parts of a histogram apart.
+type Metrics = BTreeMap<String, Where>;
+
+/// What the table in docs/operating.md lists.
+fn documented() -> Metrics {
+    let rows = OPERATING.lines().filter_map(|line| line.strip_prefix("| `reveille_"));
+    let metric = |row: &str| {
+        let mut cells = row.split(" | ");
+        let name = cells.next().expect("a row has cells").trim_end_matches('`');
+        let place = match cells.nth(1).expect("the third says where") {
+            "both" => Where { alone: true, member: true },
+            "one process" => Where { alone: true, member: false },
+            "member" => Where { alone: false, member: true },
+            other => panic!("{name} is {other:?}"),
+        };
+        (format!("reveille_{name}"), place)
+    };
+    rows.map(metric).collect()
+}
+
+/// The families of one answer of `/metrics`.
+fn families(text: &str) -> BTreeSet<String> {
+    let family = |line: &str| {
+        let (name, kind) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+        Some(match kind {
+            "counter" => format!("{name}_total"),
+            "info" => format!("{name}_info"),
+            _ => name.to_owned(),
+        })
+    };
+    text.lines().filter_map(family).collect()
+}
+
+/// Of a server that has taken a request, fired, retried, failed and missed.
+fn of_one_process() -> (BTreeSet<String>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let receiver = Receiver::start();
+    let server = Server::start(&folder.path().join("data"));
+    let mut client = server.client();
+    let fired = one_shot("fired", now_millis() + 50, &receiver.url(), &json!("x"));
+    let mut dead = one_shot("dead", now_millis() + 50, "http://127.0.0.1:1/", &json!("x"));
+    dead["retry"] = json!({ "attempts_max": 2, "backoff": "1ms" });
+    for schedule in [fired, dead] {
+        assert_eq!(client.create(&schedule).status, 201);
+    }
+    receiver.wait(|hits| hits.len() == 1);
+    let deadline = now_millis() + 30_000;
+    loop {
+        let text = client.get("/metrics").body;
+        let is_there = |sample: &str| text.lines().any(|line| line == sample);
+        if is_there(r#"reveille_occurrences_total{outcome="failed"} 1"#)
+            && is_there(r#"reveille_occurrences_total{outcome="succeeded"} 1"#)
+        {
+            return (families(&text), text);
+        }
+        assert!(now_millis() < deadline, "{text}");
+        std::thread::yield_now();
+    }
+}
+
+/// Of two members that have found each other.
+fn of_members() -> BTreeSet<String> {
+    let home = Home::new();
+    let members = [home.start("a"), home.start("b")];
+    home.settle(&["a", "b"]);
+    let texts = members.iter().map(|member| {
+        let mut client = member.client();
+        client.get("/healthz");
+        families(&client.get("/metrics").body)
+    });
+    texts.flatten().collect()
+}
+
+#[test]
+fn the_table_of_metrics_names_all_that_a_server_and_a_member_tell_and_nothing_else() {
+    let (alone, text) = of_one_process();
+    let members = of_members();
+    let mut told: Metrics = BTreeMap::new();
+    for name in alone {
+        told.entry(name).or_default().alone = true;
+    }
+    for name in members {
+        told.entry(name).or_default().member = true;
+    }
+    assert_eq!(told, documented());
+    for sample in [
+        r#"reveille_callback_attempts_total{protocol="http",result="success"} 1"#,
+        r#"reveille_callback_attempts_total{protocol="http",result="unreachable"} 2"#,
+        "reveille_retries_total 1",
+        "reveille_dead_letters_total 1",
+        r#"reveille_missed_total{reason="overdue"} 0"#,
+        "reveille_start_lateness_seconds_count 2",
+        "reveille_shards_owned 256",
+        "reveille_callback_connections_opened_total 1",
+    ] {
+        assert!(text.lines().any(|line| line == sample), "{sample} is not in\n{text}");
+    }
+    assert!(!text.contains("reveille_log_commit_duration_seconds_count 0\n"), "commits are measured");
+    assert!(!text.contains("127.0.0.1") && !text.contains("default"), "nothing of a tenant is told");
+}
+
+/// The metrics that an expression names, the parts of histograms as the histogram.
+fn named(expression: &str) -> Vec<String> {
+    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let metric = |word: &str| {
+        let word = ["_bucket", "_count", "_sum"].iter().find_map(|part| word.strip_suffix(part)).unwrap_or(word);
+        word.to_owned()
+    };
+    words.filter(|word| word.starts_with("reveille_")).map(metric).collect()
+}
+
+/// All values of `key`, however deep.
+fn values_of<'a>(value: &'a Value, key: &str, found: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(fields) => {
+            found.extend(fields.get(key).and_then(Value::as_str));
+            fields.values().for_each(|value| values_of(value, key, found));
+        }
+        Value::Array(values) => values.iter().for_each(|value| values_of(value, key, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn the_board_and_the_alerts_look_at_metrics_that_there_are() {
+    let known = documented();
+    let is_known = |expression: &str| {
+        let named = named(expression);
+        assert!(!named.is_empty() || expression.starts_with("up{"), "{expression:?} names no metric");
+        for name in named {
+            assert!(known.contains_key(&name), "there is no {name}, which {expression:?} names");
+        }
+    };
+
+    let board: Value = serde_json::from_str(BOARD).expect("the board is JSON");
+    let mut expressions = Vec::new();
+    values_of(&board["panels"], "expr", &mut expressions);
+    assert!(expressions.len() > 20, "{}", expressions.len());
+    expressions.into_iter().for_each(is_known);
+    let variable = board["templating"]["list"][1]["query"]["query"].as_str().expect("members can be chosen");
+    is_known(variable);
+
+    let alerts = YamlLoader::load_from_str(ALERTS).expect("the rules are YAML");
+    let rules = alerts[0]["groups"][0]["rules"].as_vec().expect("there are rules");
+    let mut names = BTreeSet::new();
+    for rule in rules {
+        let text = |yaml: &Yaml| yaml.as_str().unwrap_or_else(|| panic!("{rule:?} lacks something")).to_owned();
+        assert!(names.insert(text(&rule["alert"])), "{rule:?} is there twice");
+        is_known(&text(&rule["expr"]));
+        assert!(["critical", "warning"].contains(&text(&rule["labels"]["severity"]).as_str()));
+        for annotation in ["summary", "next"] {
+            assert!(!text(&rule["annotations"][annotation]).is_empty());
+        }
+    }
+    assert!(names.len() >= 10, "{names:?}");
+}

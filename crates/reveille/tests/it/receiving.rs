@@ -1,0 +1,116 @@
+//! A service that the real server calls, and that is killed at the worst moment: its own process, with the middleware of the
+//! crate `receiver` and a PostgreSQL of its own.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use axum::middleware::from_fn_with_state;
+use axum::{Router, routing::post};
+use deadpool_postgres::{Manager, Pool};
+use engines::postgres;
+use reveille_receiver::{Callback, Failed, Once, Options, Transaction, Verifier};
+use rustix::process::{Signal, getpid, kill_process};
+use serde_json::json;
+use tokio_postgres::NoTls;
+
+use crate::PATIENCE;
+use crate::client::one_shot;
+use crate::now_millis;
+use crate::server::Server;
+
+/// Its process is this one's program, running one test.
+const SERVICE: &str = "receiving::the_service_itself";
+const DATABASE: &str = "RECEIVING_DATABASE";
+const SECRET: &str = "RECEIVING_SECRET";
+const DIES: &str = "RECEIVING_DIES";
+
+/// Dropped, it is killed.
+struct Service(Child);
+
+impl Service {
+    /// `listener` stays open here, so that callbacks wait for the next process where one was killed.
+    fn start(listener: &TcpListener, database: &str, secret: &Path, dies: bool) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", SERVICE, "--nocapture"]).env(DATABASE, database).env(SECRET, secret);
+        if dies {
+            command.env(DIES, "yes");
+        }
+        command.stdin(Stdio::from(OwnedFd::from(listener.try_clone().unwrap()))).stdout(Stdio::null());
+        Service(command.spawn().unwrap())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may be gone already.
+        let _killed = self.0.kill();
+        let _waited = self.0.wait();
+    }
+}
+
+async fn handle(callback: Callback, transaction: Transaction) -> Result<(), Failed> {
+    let order: i64 = callback.json()?;
+    transaction.execute("insert into effects (order_id) values ($1)", &[&order]).await?;
+    if std::env::var(DIES).is_ok() {
+        kill_process(getpid(), Signal::KILL)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_service_itself() {
+    let Ok(database) = std::env::var(DATABASE) else { return };
+    let secret = std::fs::read_to_string(std::env::var(SECRET).unwrap()).unwrap();
+    let pool = Pool::builder(Manager::new(database.parse().unwrap(), NoTls)).build().unwrap();
+    let once = Once::new(Verifier::new(secret.parse().unwrap(), Options::default()), pool.clone());
+    let routes = Router::new().route("/", post(handle)).route_layer(from_fn_with_state(once, reveille_receiver::once));
+    let listener = TcpListener::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
+    listener.set_nonblocking(true).unwrap();
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio.block_on(async {
+        reveille_receiver::create_table(&pool.get().await.unwrap()).await.unwrap();
+        axum::serve(tokio::net::TcpListener::from_std(listener).unwrap(), routes).await.unwrap();
+    });
+}
+
+#[test]
+fn a_receiver_killed_between_its_handler_and_its_commit_has_the_effect_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let database = postgres::shared().create_database().unwrap();
+    let name = database.rsplit_once('/').unwrap().1;
+    let sql = |statements: &str| postgres::shared().sql(name, statements).unwrap().trim().to_owned();
+    sql("create table effects (order_id bigint not null)");
+    let server = Server::start(&data);
+    let secret = data.join("signing.secret");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+
+    let mut first = Service::start(&listener, &database, &secret, true);
+    let mut ask = one_shot("order", now_millis(), &url, &json!(17));
+    ask["retry"] = json!({"attempts_max": 20, "backoff": "100ms", "backoff_max": "100ms"});
+    assert_eq!(server.client().create(&ask).status, 201);
+    assert_eq!(first.0.wait().unwrap().signal(), Some(9), "it is killed by its own handler");
+    assert_eq!(sql("select count(*) from effects"), "0");
+
+    let _second = Service::start(&listener, &database, &secret, false);
+    let mut client = server.client();
+    let deadline = Instant::now() + PATIENCE;
+    let run = loop {
+        assert!(Instant::now() < deadline, "the callback does not succeed");
+        let runs = client.send("GET", "/v1/schedules/order/runs", "").unwrap().json();
+        if runs["runs"][0]["state"] == "succeeded" {
+            break runs["runs"][0].clone();
+        }
+    };
+    let attempts = run["attempts"].as_array().unwrap();
+    assert!(attempts.len() >= 2 && attempts[0].get("error").is_some(), "{run}");
+    assert_eq!(sql("select order_id from effects"), "17");
+    assert_eq!(sql("select id from reveille_callbacks"), run["id"].as_str().unwrap());
+    assert!(server.stop().success());
+}

@@ -1,0 +1,34 @@
+//! Reads of due rows, each in a task that reports to the owner.
+
+use std::sync::Arc;
+
+use store::{DuePage, DueRead, StoreError};
+
+use super::{Context, Event};
+use crate::bookkeeper::count_store_error;
+use crate::window::{PollerIndex, ReadKind};
+
+/// Reads several pollers at once; if that fails, each alone, so that one damaged stretch holds up no other poller.
+pub(super) async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
+    let pages = match due(&context, reads.iter().map(|(_, _, read)| *read).collect()).await {
+        Ok(pages) => pages.into_iter().map(Some).collect(),
+        Err(_) if reads.len() == 1 => vec![None],
+        Err(_) => {
+            let mut pages = Vec::with_capacity(reads.len());
+            for (_, _, read) in &reads {
+                pages.push(due(&context, vec![*read]).await.ok().and_then(|mut pages| pages.pop()));
+            }
+            pages
+        }
+    };
+    let done = reads.into_iter().zip(pages).map(|((index, kind, read), page)| (index, kind, read, page)).collect();
+    let _owner_is_gone = context.events.send(Event::Read(done)).await;
+}
+
+async fn due(context: &Context, reads: Vec<DueRead>) -> Result<Vec<DuePage>, StoreError> {
+    let answer = context.store.due(reads).await;
+    if let Err(error) = &answer {
+        count_store_error(&context.metrics, "due", error);
+    }
+    answer
+}

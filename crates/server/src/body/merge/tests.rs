@@ -1,0 +1,248 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+use domain::limits::Limits;
+use domain::{
+    Cron, Egress, HttpTarget, Incarnation, PollerId, RetryPolicy, Revision, Schedule, ScheduleId, Spec, Status, Target,
+    TenantId, Timestamp, When,
+};
+use proptest::prelude::*;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::super::read_merged;
+use super::{merge, merge_value};
+
+const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+fn stored() -> Schedule {
+    let id = ScheduleId::new("invoice-7").unwrap();
+    let headers = [("authorization", "Bearer a.b"), ("x-team", "red")];
+    Schedule {
+        tenant: TenantId(1),
+        incarnation: Incarnation(7),
+        poller: PollerId::of(TenantId(1), 0, 4, &id),
+        id,
+        revision: Revision(2),
+        status: Status::Active,
+        created_at: NOW,
+        updated_at: NOW,
+        next: Some(NOW + Duration::from_secs(60)),
+        spec: Spec {
+            when: When::Cron(Cron::parse("30 2 * * *", "Europe/Berlin").unwrap()),
+            target: Target::Http(HttpTarget {
+                url: "https://example.org/a".to_owned(),
+                method: "PUT".to_owned(),
+                headers: headers.map(|(name, value)| (name.to_owned(), value.into())).to_vec(),
+                timeout: Duration::from_millis(1_500),
+            }),
+            payload: Bytes::from_static(b"{ \"b\" : 1.50, \"a\":{\"x\":1,  \"y\":123456789012345678901234567890} }"),
+            labels: [("a", "1"), ("b", "2")].map(|(name, value)| (name.to_owned(), value.into())).into(),
+            retry: RetryPolicy {
+                attempts_max: 3,
+                backoff: Duration::from_secs(2),
+                backoff_max: Duration::from_secs(60),
+            },
+        },
+    }
+}
+
+/// And whether the change names the timing.
+fn read(change: &str) -> Result<(Spec, bool), String> {
+    let stored = stored();
+    let read = merge(&stored, change.as_bytes()).and_then(|merged| {
+        let names_timing = merged.names_timing;
+        Ok((read_merged(merged, &stored, &Limits::default(), &Egress::default(), NOW)?, names_timing))
+    });
+    read.map_err(|refused| refused.to_string())
+}
+
+/// The spec that comes of it is the stored one but for `edit`.
+#[track_caller]
+fn makes(change: &str, names_timing: bool, edit: impl FnOnce(&mut Spec)) {
+    let mut spec = stored().spec;
+    edit(&mut spec);
+    assert_eq!(read(change), Ok((spec, names_timing)), "{change}");
+}
+
+fn http(spec: &mut Spec) -> &mut HttpTarget {
+    let Target::Http(http) = &mut spec.target;
+    http
+}
+
+#[test]
+fn what_is_not_named_stays_as_it_is() {
+    makes("{}", false, |_| {});
+    makes(r#"{"retry":{"backoff":"3s"}}"#, false, |spec| spec.retry.backoff = Duration::from_secs(3));
+    makes(r#"{"target":{"http":{"url":"https://example.org/b"}}}"#, false, |spec| {
+        http(spec).url = "https://example.org/b".to_owned();
+    });
+    makes(r#"{"labels":{"b":null,"c":"3"}}"#, false, |spec| {
+        spec.labels.remove("b");
+        spec.labels.insert("c".to_owned(), "3".to_owned());
+    });
+    makes(r#"{"id":"invoice-7"}"#, false, |_| {});
+}
+
+#[test]
+fn null_takes_away_and_what_has_a_default_gets_it() {
+    makes(r#"{"labels":null,"payload":null,"retry":null}"#, false, |spec| {
+        spec.labels.clear();
+        spec.payload = Bytes::new();
+        spec.retry = RetryPolicy::default();
+    });
+    makes(r#"{"target":{"http":{"method":null,"headers":null}}}"#, false, |spec| {
+        http(spec).method = "POST".to_owned();
+        http(spec).headers.clear();
+    });
+    assert_eq!(read(r#"{"target":null}"#), Err("/target: this field is needed".to_owned()));
+}
+
+#[test]
+fn headers_that_are_not_named_again_do_not_go_elsewhere() {
+    for url in ["https://other.example.org/a", "http://example.org/a", "https://example.org:8443/a"] {
+        let moved = |headers: &str| read(&format!(r#"{{"target":{{"http":{{"url":"{url}"{headers}}}}}}}"#));
+        assert!(moved("").unwrap_err().contains("another scheme"), "{:?}", moved(""));
+        assert!(moved(r#","headers":{"authorization":"x"}"#).is_err(), "the other one is kept");
+        assert!(moved(r#","headers":{"authorization":"x","x-team":null}"#).is_ok());
+        assert!(moved(r#","headers":null"#).is_ok());
+    }
+    assert!(read(r#"{"target":{"http":{"url":"https://EXAMPLE.org/b"}}}"#).is_ok());
+}
+
+#[test]
+fn a_change_that_nests_without_end_is_refused_before_it_is_taken_apart() {
+    let nested = |levels: usize| format!(r#"{{"payload":{}1{}}}"#, r#"{"a\"[":"#.repeat(levels), "}".repeat(levels));
+    assert!(read(&nested(63)).is_ok(), "{:?}", read(&nested(63)));
+    assert!(read(&nested(64)).unwrap_err().contains("nests deeper"));
+    assert!(read(&nested(50_000)).unwrap_err().contains("nests deeper"));
+}
+
+#[test]
+fn headers_are_named_without_regard_to_case() {
+    let header = |name: &str, value: &str| (name.to_owned(), value.into());
+    makes(r#"{"target":{"http":{"headers":{"X-TEAM":"blue"}}}}"#, false, |spec| {
+        http(spec).headers = vec![header("authorization", "Bearer a.b"), header("x-team", "blue")];
+    });
+    makes(r#"{"target":{"http":{"headers":{"Authorization":null,"x-new":"1"}}}}"#, false, |spec| {
+        http(spec).headers = vec![header("x-team", "red"), header("x-new", "1")];
+    });
+    let twice = read(r#"{"target":{"http":{"headers":{"x-a":"1","X-A":"2"}}}}"#).unwrap_err();
+    assert!(twice.starts_with("/target/http/headers/X-A: "), "{twice}");
+    let many: Vec<String> = (0..31).map(|number| format!("\"x-{number}\":\"v\"")).collect();
+    let many = read(&format!(r#"{{"target":{{"http":{{"headers":{{{}}}}}}}}}"#, many.join(","))).unwrap_err();
+    assert!(many.starts_with("/target/http/headers: "), "31 and the 2 that stay are one too many: {many}");
+}
+
+#[test]
+fn another_kind_of_timing_takes_the_old_one_away() {
+    let at = Timestamp::from_millis(1_893_553_445_000);
+    makes(r#"{"at":"2030-01-02T03:04:05Z"}"#, true, |spec| spec.when = When::At(at));
+    makes(r#"{"every":"1h"}"#, true, |spec| spec.when = When::Every(Duration::from_secs(3_600)));
+    let cron = |text, zone| When::Cron(Cron::parse(text, zone).unwrap());
+    makes(r#"{"cron":"0 7 * * *"}"#, true, |spec| spec.when = cron("0 7 * * *", "Europe/Berlin"));
+    makes(r#"{"zone":"Asia/Tokyo"}"#, true, |spec| spec.when = cron("30 2 * * *", "Asia/Tokyo"));
+    makes(r#"{"cron":"0 7 * * *","zone":null}"#, true, |spec| spec.when = cron("0 7 * * *", "UTC"));
+    makes(r#"{"at":null}"#, true, |_| {});
+    assert!(read(r#"{"at":"2030-01-02T03:04:05Z","every":"1h"}"#).unwrap_err().contains("exclude each other"));
+    assert!(read(r#"{"cron":null,"zone":null}"#).unwrap_err().contains("does not say when"));
+    assert!(read(r#"{"at":"2020-01-02T03:04:05Z"}"#).unwrap_err().starts_with("/at: "));
+}
+
+#[test]
+fn a_payload_is_merged_and_what_stays_of_it_is_byte_for_byte() {
+    makes(r#"{"payload":{"a":{"x":null,"z":[null, 2]}}}"#, false, |spec| {
+        spec.payload = Bytes::from_static(b"{\"b\":1.50,\"a\":{\"y\":123456789012345678901234567890,\"z\":[null, 2]}}");
+    });
+    makes(r#"{"payload":[1,  2]}"#, false, |spec| spec.payload = Bytes::from_static(b"[1,  2]"));
+}
+
+#[test]
+fn what_is_no_change_of_a_schedule_is_refused_with_its_place() {
+    for (change, told) in [
+        ("[1]", ": this is an array, and should be an object"),
+        ("null", ": this is null, and should be an object"),
+        (r#"{"oops":1}"#, "/oops: there is no such field"),
+        (r#"{"state":"active"}"#, "/state: there is no such field"),
+        (r#"{"id":"invoice-8"}"#, "/id: it is not the id in the path"),
+        (r#"{"labels":{"a":1}}"#, "/labels/a: this is a number, and should be a string"),
+        (r#"{"labels":7}"#, "/labels: this is a number, and should be an object of strings"),
+        (
+            r#"{"target":{"http":{"headers":"x"}}}"#,
+            "/target/http/headers: this is a string, and should be an object of strings",
+        ),
+        (r#"{"every":"1h","every":"2h"}"#, "/every: this field is there more than once"),
+    ] {
+        assert_eq!(read(change), Err(told.to_owned()), "{change}");
+    }
+    for broken in ["", "{", "{\"a\":}", "{}{}", "\u{feff}{}"] {
+        assert!(read(broken).is_err(), "{broken:?}");
+    }
+    assert!(merge(&stored(), b"{\"a\":\"\xff\"}").is_err());
+}
+
+/// The examples of RFC 7396, appendix A.
+#[test]
+fn values_are_merged_as_the_rfc_says() {
+    for (stored, change, merged) in [
+        (json!({"a":"b"}), json!({"a":"c"}), json!({"a":"c"})),
+        (json!({"a":"b"}), json!({"b":"c"}), json!({"a":"b","b":"c"})),
+        (json!({"a":"b"}), json!({"a":null}), json!({})),
+        (json!({"a":"b","b":"c"}), json!({"a":null}), json!({"b":"c"})),
+        (json!({"a":["b"]}), json!({"a":"c"}), json!({"a":"c"})),
+        (json!({"a":"c"}), json!({"a":["b"]}), json!({"a":["b"]})),
+        (json!({"a":{"b":"c"}}), json!({"a":{"b":"d","c":null}}), json!({"a":{"b":"d"}})),
+        (json!({"a":[{"b":"c"}]}), json!({"a":[1]}), json!({"a":[1]})),
+        (json!(["a", "b"]), json!(["c", "d"]), json!(["c", "d"])),
+        (json!({"a":"b"}), json!(["c"]), json!(["c"])),
+        (json!({"a":"foo"}), json!(null), json!(null)),
+        (json!({"a":"foo"}), json!("bar"), json!("bar")),
+        (json!({"e":null}), json!({"a":1}), json!({"e":null,"a":1})),
+        (json!([1, 2]), json!({"a":"b","c":null}), json!({"a":"b"})),
+        (json!({}), json!({"a":{"bb":{"ccc":null}}}), json!({"a":{"bb":{}}})),
+    ] {
+        assert_eq!(merged_text(&stored, &change), merged, "{stored} and {change}");
+    }
+}
+
+fn merged_text(stored: &Value, change: &Value) -> Value {
+    let raw = |value: &Value| RawValue::from_string(value.to_string()).unwrap();
+    let mut out = String::new();
+    merge_value(Some(&raw(stored)), &raw(change), &mut out);
+    serde_json::from_str(&out).unwrap()
+}
+
+/// The pseudocode of RFC 7396, section 2.
+fn merged_by_the_rfc(stored: &Value, change: &Value) -> Value {
+    let Value::Object(change) = change else { return change.clone() };
+    let mut target = stored.as_object().cloned().unwrap_or_default();
+    for (name, value) in change {
+        match value {
+            Value::Null => drop(target.remove(name)),
+            value => {
+                let merged = merged_by_the_rfc(target.get(name).unwrap_or(&Value::Null), value);
+                target.insert(name.clone(), merged);
+            }
+        }
+    }
+    Value::Object(target)
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf =
+        prop_oneof![Just(Value::Null), any::<i8>().prop_map(Value::from), "[a\"\\\\é]{0,3}".prop_map(Value::from)];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
+            prop::collection::btree_map("[ab\"\\\\]{0,2}", inner, 0..4)
+                .prop_map(|fields| Value::Object(fields.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #[test]
+    fn any_two_values_are_merged_as_the_rfc_says(stored in value(), change in value()) {
+        prop_assert_eq!(merged_text(&stored, &change), merged_by_the_rfc(&stored, &change));
+    }
+}

@@ -1,0 +1,190 @@
+//! What the API is, as an OpenAPI document: made from the routes, the wire types and the limits of this very server.
+//!
+//! It holds no list of its own of what there is: every [`Route`](crate::metrics::Route) has to say what it is
+//! ([`operations`]), schemas come from the types of `api`, and the numbers in them from [`Options`](crate::Options).
+//! Answers may get more fields within `/v1`, so their schemas are open; those of requests are closed, as the server is.
+
+mod operations;
+mod schemas;
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use self::operations::{Answer, Content, Needs, Operation, operation};
+use self::schemas::Schemas;
+use crate::Options;
+use crate::metrics::Route;
+use crate::refusal::Kind;
+
+/// The whole document, as JSON text.
+pub(crate) fn document(options: &Options) -> Vec<u8> {
+    let mut schemas = Schemas::new(options);
+    let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
+    let mut codes: Vec<&'static str> = Vec::new();
+    for route in Route::ALL {
+        let Some(operation) = operation(*route) else { continue };
+        let (method, path) = route.name().split_once(' ').expect("a route is a method and a path");
+        codes.extend(operation.refusals().iter().map(|kind| kind.code()));
+        let described = describe(*route, &operation, &mut schemas);
+        paths.entry(path).or_default().insert(method.to_ascii_lowercase(), described);
+    }
+    codes.sort_unstable();
+    codes.dedup();
+    let webhooks = json!({ "callback": { "post": callback() } });
+    let document = json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Reveille",
+            "version": "1",
+            "summary": "A scheduler that calls services back on time",
+            "description": "Every route under /v1 takes a key, and works on what is that key's tenant's only. \
+                An answer that says that something was done comes after it is on disk.",
+            "license": { "name": "Apache-2.0", "identifier": "Apache-2.0" },
+        },
+        "servers": [{ "url": "/" }],
+        "security": [{ "key": [] }],
+        "paths": paths,
+        "webhooks": webhooks,
+        "components": {
+            "schemas": schemas.finish(&codes),
+            "securitySchemes": {
+                "key": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "bearerFormat": "KEY_ID.SECRET",
+                    "description": "A key of a tenant, or of an operator. Each role may do what those before it may: \
+                        reader, writer, admin, operator.",
+                },
+            },
+        },
+    });
+    serde_json::to_vec(&document).expect("the document has text keys")
+}
+
+fn describe(route: Route, operation: &Operation, schemas: &mut Schemas) -> Value {
+    let mut described = json!({
+        "operationId": format!("{route:?}"),
+        "summary": operation.summary,
+        "tags": [operation.tag],
+    });
+    let whole = described.as_object_mut().expect("it is written as one above");
+    if let Some(role) = operation.needs.role() {
+        whole.insert("description".to_owned(), json!(format!("For keys of the role `{role}`, and those above it.")));
+    } else {
+        whole.insert("security".to_owned(), json!([]));
+    }
+    let mut parameters: Vec<Value> =
+        operation.path_parameters(route).map(|name| schemas.path_parameter(name)).collect();
+    parameters.extend(operation.parameters.iter().map(|parameter| schemas.parameter(*parameter)));
+    if !parameters.is_empty() {
+        whole.insert("parameters".to_owned(), json!(parameters));
+    }
+    if let Some(body) = operation.body {
+        let content: Map<String, Value> = body
+            .media
+            .iter()
+            .map(|media| ((*media).to_owned(), json!({ "schema": schemas.of_request(body.schema) })))
+            .collect();
+        whole.insert("requestBody".to_owned(), json!({ "required": body.is_required, "content": content }));
+    }
+    let mut responses = Map::new();
+    for answer in &operation.answers {
+        responses.insert(answer.status.to_string(), describe_answer(answer, schemas));
+    }
+    for (status, kinds) in by_status(operation.refusals()) {
+        responses.insert(status.to_string(), describe_refusals(&kinds, schemas));
+    }
+    whole.insert("responses".to_owned(), Value::Object(responses));
+    described
+}
+
+fn describe_answer(answer: &Answer, schemas: &mut Schemas) -> Value {
+    let mut described = json!({ "description": answer.what });
+    let content = match answer.content {
+        Content::Json(schema) => json!({ "application/json": { "schema": schemas.of_answer(schema) } }),
+        Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": { "type": "string" } } }),
+        Content::Text(media) => json!({ media: { "schema": { "type": "string" } } }),
+        Content::Nothing => Value::Null,
+    };
+    if !content.is_null() {
+        described["content"] = content;
+    }
+    for header in answer.headers {
+        described["headers"][header] = json!({ "required": true, "schema": { "type": "string" } });
+    }
+    described
+}
+
+fn by_status(kinds: Vec<Kind>) -> BTreeMap<u16, Vec<Kind>> {
+    let mut by_status: BTreeMap<u16, Vec<Kind>> = BTreeMap::new();
+    for kind in kinds {
+        by_status.entry(kind.status().as_u16()).or_default().push(kind);
+    }
+    by_status
+}
+
+fn describe_refusals(kinds: &[Kind], schemas: &mut Schemas) -> Value {
+    let told: Vec<String> = kinds.iter().map(|kind| format!("`{}`: {}", kind.code(), kind.title())).collect();
+    let mut described = json!({
+        "description": told.join("; "),
+        "content": { api::PROBLEM_CONTENT_TYPE: { "schema": schemas.problem() } },
+    });
+    let text = || json!({ "required": true, "schema": { "type": "string" } });
+    if kinds.iter().all(|kind| kind.retry_after_secs().is_some()) {
+        described["headers"]["Retry-After"] = text();
+    }
+    if kinds.iter().all(|kind| kind.challenge().is_some()) {
+        described["headers"]["WWW-Authenticate"] = text();
+    }
+    described
+}
+
+/// What this service sends: not to the API's users' clients, but to their targets.
+fn callback() -> Value {
+    let header = |name: &str, what: &str| json!({ "name": name, "in": "header", "required": true, "description": what, "schema": { "type": "string" } });
+    json!({
+        "operationId": "callback",
+        "summary": "An attempt of a run",
+        "description": "Sent to the schedule's target by its method, with its headers, at least once for each occurrence. \
+            Receivers drop doubles by `webhook-id`, and check one of the signatures.",
+        "security": [],
+        "parameters": [
+            header("webhook-id", "The run's id: the same on every attempt of an occurrence"),
+            header("webhook-timestamp", "When the attempt began, in seconds since 1970"),
+            header("webhook-signature", "`v1,` and the base64 of the HMAC-SHA256 of id, timestamp and body, as Standard \
+                Webhooks has it; one for each signing secret that is live, with spaces between them"),
+            header("reveille-schedule-id", "The schedule's id"),
+            header("reveille-run-id", "As `webhook-id`"),
+            header("reveille-attempt", "1 for the first"),
+            header("reveille-scheduled-at", "The instant that the schedule named"),
+            header("reveille-lateness-ms", "How long after that the attempt began"),
+            header("reveille-term", "Rises with each owner of the schedule; only ever compared"),
+            header("traceparent", "W3C Trace Context; the trace is the run's"),
+        ],
+        "requestBody": {
+            "description": "The schedule's `payload`, byte for byte; none if it has none",
+            "content": { "application/json": { "schema": {} } },
+        },
+        "responses": {
+            "2XX": { "description": "The run has succeeded" },
+            "default": {
+                "description": "The attempt has failed, and is made again after a wait while there are attempts left; \
+                    so it is if the answer takes longer than the target's `timeout`",
+            },
+        },
+    })
+}
+
+impl Needs {
+    /// The least that a key has to be allowed.
+    fn role(self) -> Option<&'static str> {
+        match self {
+            Needs::Nothing => None,
+            Needs::Reader => Some("reader"),
+            Needs::Writer => Some("writer"),
+            Needs::Admin | Needs::AdminOf => Some("admin"),
+            Needs::Operator => Some("operator"),
+        }
+    }
+}

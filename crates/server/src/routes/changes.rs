@@ -1,0 +1,183 @@
+//! Putting, patching and cancelling one schedule: what is decided by what is there.
+//!
+//! A condition, and what a change is merged into, are looked at here, on the schedule as it was read; its owner makes the
+//! change only if that is how it still stands. So nothing is lost that came between: it is all read and decided again.
+
+use api::{CancelResult, Cancelled, FieldError, ScheduleSummary};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, Response, StatusCode};
+use domain::{Schedule, ScheduleId, Status, Timestamp, When};
+use scheduler::{CancelAnswer, Create, CreateRefusal, PutAnswer, Timing};
+use store::Role;
+
+use super::schedules::{JSON, find_id, made, never_fires, not_found, refuse_create};
+use super::{check_content_type, dry_run};
+use crate::answer;
+use crate::auth::authenticate;
+use crate::body::collect::collect;
+use crate::body::{merge, read_merged, read_schedule};
+use crate::condition::{Condition, Unmet};
+use crate::quota;
+use crate::refusal::{Kind, Refused, refuse, refuse_fields};
+use crate::shared::Shared;
+use crate::spans;
+
+const MERGE_PATCH: &[&str] = &["application/merge-patch+json", "application/json"];
+/// How often a change is tried that meets others of the same schedule.
+pub(super) const TRIES: usize = 20;
+
+pub(super) async fn put(shared: &Shared, id: &str, request: Request) -> Result<Response<Body>, Refused> {
+    let (head, body) = request.into_parts();
+    spans::caller(&head.headers);
+    let tenant = authenticate(shared, &head.headers, Role::Writer)?.tenant;
+    let id = ScheduleId::new(id).map_err(|error| bad_id(&error))?;
+    check_content_type(&head.headers, JSON)?;
+    let condition = Condition::read(&head.headers)?;
+    let is_dry_run = dry_run::is_asked(head.uri.query())?;
+    let bytes = collect(shared, &head.headers, body).await?;
+    let now = shared.runtime.now();
+    let wanted = read_schedule(&bytes, Some(&id), &shared.options.limits, &tenant.egress, now)?;
+    shared.admit(&tenant, Some(&id), &wanted.spec, now).await?;
+    let request = Create { tenant, id: Some(id), incarnation: None, spec: wanted.spec };
+    if condition.is_none() && !is_dry_run {
+        let when = never_fires(&request);
+        return put_answer(shared.scheduler.put(request).await?, when);
+    }
+    put_if(shared, &request, &condition, is_dry_run).await
+}
+
+async fn put_if(
+    shared: &Shared,
+    request: &Create,
+    condition: &Condition,
+    is_dry_run: bool,
+) -> Result<Response<Body>, Refused> {
+    let id = request.id.as_ref().expect("a put has an id");
+    let when = never_fires(request);
+    for _ in 0..TRIES {
+        let found = shared.scheduler.get(request.tenant.id, id.clone()).await?;
+        if let Err(unmet) = condition.check(found.as_deref()) {
+            if let (Unmet::NoneMatch, Some(found)) = (unmet, &found) {
+                // It may be that an earlier try of this very request has made it.
+                shared.scheduler.confirm(found.incarnation).await?;
+            }
+            return Err(unmet.refuse());
+        }
+        if is_dry_run {
+            return dry_run::answer(shared, request.clone(), found.as_deref(), Timing::Anew);
+        }
+        let seen = found.as_deref().map(Schedule::seen);
+        if let Some(answer) = shared.scheduler.put_if(request.clone(), seen, Timing::Anew).await? {
+            return put_answer(answer, when);
+        }
+    }
+    Err(others())
+}
+
+pub(super) fn put_answer(
+    answer: Result<PutAnswer, CreateRefusal>,
+    when: &'static str,
+) -> Result<Response<Body>, Refused> {
+    let PutAnswer { schedule, created, too_late } = answer.map_err(|refusal| refuse_create(refusal, when))?;
+    spans::made(&schedule);
+    let status = if created { StatusCode::CREATED } else { StatusCode::OK };
+    let summary = ScheduleSummary { too_late, ..answer::summary(&schedule) };
+    Ok(made(status, &summary, schedule.edition()))
+}
+
+pub(super) async fn patch(shared: &Shared, id: &str, request: Request) -> Result<Response<Body>, Refused> {
+    let (head, body) = request.into_parts();
+    spans::caller(&head.headers);
+    let tenant = authenticate(shared, &head.headers, Role::Writer)?.tenant;
+    let id = find_id(id)?;
+    check_content_type(&head.headers, MERGE_PATCH)?;
+    let condition = Condition::read(&head.headers)?;
+    let is_dry_run = dry_run::is_asked(head.uri.query())?;
+    let bytes = collect(shared, &head.headers, body).await?;
+    for attempt in 0..TRIES {
+        let found = shared.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(not_found)?;
+        if found.status == Status::Cancelled {
+            return Err(refuse(Kind::ScheduleOver, "the schedule is cancelled; make another with PUT"));
+        }
+        condition.check(Some(&found)).map_err(Unmet::refuse)?;
+        let now = shared.runtime.now();
+        let merged = merge(&found, &bytes)?;
+        // First, as an instant that has passed is nothing that the change has said.
+        let timing = timing_of(merged.names_timing, &found, now)?;
+        let spec = read_merged(merged, &found, &shared.options.limits, &tenant.egress, now)?;
+        match attempt {
+            0 => shared.admit(&tenant, Some(&id), &spec, now).await?,
+            // One request counts once, however often it is tried.
+            _ => quota::check_spec(&tenant, &spec, now)?,
+        }
+        let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };
+        if is_dry_run {
+            return dry_run::answer(shared, request, Some(&found), timing);
+        }
+        let when = never_fires(&request);
+        if let Some(answer) = shared.scheduler.put_if(request, Some(found.seen()), timing).await? {
+            return put_answer(answer, when);
+        }
+    }
+    Err(others())
+}
+
+/// A change that does not say when leaves that alone; it is too late for it once there is no occurrence left to change.
+fn timing_of(names_timing: bool, found: &Schedule, now: Timestamp) -> Result<Timing, Refused> {
+    if names_timing {
+        return Ok(Timing::Anew);
+    }
+    let is_due = |next: Timestamp| matches!(found.spec.when, When::At(_)) && next <= now;
+    match found.next {
+        Some(next) if !is_due(next) => Ok(Timing::Kept),
+        Some(_) => {
+            Err(refuse(Kind::ScheduleOver, "its only occurrence is due already; name a new `at` to have another"))
+        }
+        None => Err(refuse(Kind::ScheduleOver, "it has no further occurrence; name a new `at`, `cron` or `every`")),
+    }
+}
+
+pub(super) async fn cancel(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
+    let tenant = authenticate(shared, headers, Role::Writer)?.tenant;
+    let id = find_id(id)?;
+    let condition = Condition::read(headers)?;
+    if condition.is_none() {
+        return cancel_answer(shared.scheduler.cancel(tenant.id, id).await?);
+    }
+    for _ in 0..TRIES {
+        let found = shared.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(not_found)?;
+        // What was to be done has been done: RFC 9110, section 13.1.1, lets that be said to one who asks again.
+        if found.status != Status::Cancelled {
+            condition.check(Some(&found)).map_err(Unmet::refuse)?;
+        }
+        if let Some(answer) = shared.scheduler.cancel_if(&found).await? {
+            return cancel_answer(answer);
+        }
+    }
+    Err(others())
+}
+
+fn cancel_answer(answer: CancelAnswer) -> Result<Response<Body>, Refused> {
+    let (status, result, decided_by) = match answer {
+        CancelAnswer::NotFound => return Err(not_found()),
+        CancelAnswer::Cancelled => (StatusCode::OK, CancelResult::Cancelled, None),
+        CancelAnswer::TooLate => (StatusCode::OK, CancelResult::TooLate, None),
+        CancelAnswer::Pending { decided_by } => (StatusCode::ACCEPTED, CancelResult::Pending, Some(decided_by)),
+    };
+    Ok(answer::json(status, &Cancelled { result, decided_by: decided_by.map(answer::time) }))
+}
+
+pub(super) fn others() -> Refused {
+    refuse(Kind::StoreUnavailable, "others keep changing the schedule; nothing was done, send it again")
+}
+
+fn bad_id(error: &domain::id::ScheduleIdError) -> Refused {
+    let errors = vec![FieldError {
+        parameter: Some("id".into()),
+        code: "invalid_id".into(),
+        detail: error.to_string(),
+        ..FieldError::default()
+    }];
+    refuse_fields(Kind::InvalidParameter, "the path names a schedule that cannot be", errors)
+}

@@ -1,0 +1,314 @@
+//! `GET /v1/schedules`: a tenant's schedules, page by page, by one thing at a time.
+
+use std::borrow::Cow;
+
+use api::{FieldError, SchedulePage};
+use axum::body::Body;
+use axum::http::{HeaderMap, Response, StatusCode};
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Status, TargetKey, Timestamp};
+use percent_encoding::percent_decode_str;
+use scheduler::Scheduler;
+use store::Role;
+use store::listing::{By, Listing, Place};
+
+use super::runs::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, bad};
+use crate::answer;
+use crate::auth::authenticate;
+use crate::refusal::{Kind, Refused, refuse, refuse_fields};
+use crate::shared::Shared;
+
+/// A longer stretch is asked for in parts.
+const DUE_RANGE_MAX_MILLIS: i64 = 24 * 3_600_000;
+
+pub(super) async fn list(shared: &Shared, query: Option<&str>, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
+    let tenant = authenticate(shared, headers, Role::Reader)?.tenant;
+    let Asked { filter, after, limit } = Asked::parse(query.unwrap_or_default())?;
+    let pollers = Scheduler::pollers(&tenant);
+    let listing = Listing { tenant: tenant.id, by: filter.by(&pollers), after, limit };
+    let page = shared.scheduler.list(&listing).await?;
+    let damaged = || refuse(Kind::StoreDamaged, "a payload that is stored is not the one that was sent");
+    let schedules = page.schedules.iter().map(|schedule| answer::schedule(schedule).ok_or_else(damaged));
+    let schedules = schedules.collect::<Result<_, _>>()?;
+    let next_page_token = page.next.map(|next| token(&filter, next));
+    Ok(answer::json(StatusCode::OK, &SchedulePage { schedules, next_page_token }))
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Filter {
+    None,
+    State(Status),
+    Label { name: String, value: String },
+    Due { from: Timestamp, until: Timestamp },
+}
+
+impl Filter {
+    fn by<'a>(&'a self, pollers: &'a [PollerId]) -> By<'a> {
+        match self {
+            Filter::None => By::All,
+            Filter::State(status) => By::Status(*status),
+            Filter::Label { name, value } => By::Label { name, value },
+            Filter::Due { from, until } => By::Due { pollers, from: *from, until: *until },
+        }
+    }
+
+    /// So that a token of one listing is not taken by another.
+    fn fingerprint(&self) -> u32 {
+        domain::id::fnv1a(format!("{self:?}").as_bytes())
+    }
+}
+
+struct Asked {
+    filter: Filter,
+    after: Option<Place>,
+    limit: usize,
+}
+
+/// The query's parameters as they were sent, each once.
+#[derive(Default)]
+struct Parameters<'a> {
+    limit: Option<Cow<'a, str>>,
+    page_token: Option<Cow<'a, str>>,
+    state: Option<Cow<'a, str>>,
+    label: Option<Cow<'a, str>>,
+    due_from: Option<Cow<'a, str>>,
+    due_until: Option<Cow<'a, str>>,
+}
+
+impl<'a> Parameters<'a> {
+    fn parse(query: &'a str, errors: &mut Vec<FieldError>) -> Self {
+        let mut parameters = Parameters::default();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (place, name) = match name {
+                "limit" => (&mut parameters.limit, "limit"),
+                "page_token" => (&mut parameters.page_token, "page_token"),
+                "state" => (&mut parameters.state, "state"),
+                "label" => (&mut parameters.label, "label"),
+                "due_from" => (&mut parameters.due_from, "due_from"),
+                "due_until" => (&mut parameters.due_until, "due_until"),
+                _ => {
+                    let name: String = name.chars().take(64).collect();
+                    let known = "limit, page_token, state, label, due_from and due_until are";
+                    let detail = format!("{name:?} is no parameter here; {known}");
+                    errors.push(bad("query", "unknown_parameter", detail));
+                    continue;
+                }
+            };
+            match decoded(value) {
+                Some(value) if place.is_none() => *place = Some(value),
+                Some(_) => errors.push(bad(name, "conflicting_parameters", "it is there twice".to_owned())),
+                None => errors.push(bad(name, "wrong_type", "it is not UTF-8".to_owned())),
+            }
+        }
+        parameters
+    }
+}
+
+/// As browsers and forms write it: `+` is a space, too.
+fn decoded(value: &str) -> Option<Cow<'_, str>> {
+    if !value.contains(['%', '+']) {
+        return Some(Cow::Borrowed(value));
+    }
+    let spaced = value.replace('+', " ");
+    let decoded = percent_decode_str(&spaced).decode_utf8().ok()?;
+    Some(Cow::Owned(decoded.into_owned()))
+}
+
+impl Asked {
+    fn parse(query: &str) -> Result<Self, Refused> {
+        let mut errors = Vec::new();
+        let parameters = Parameters::parse(query, &mut errors);
+        let filter = filter(&parameters, &mut errors);
+        let mut limit = PAGE_LIMIT_DEFAULT;
+        if let Some(text) = &parameters.limit {
+            match text.parse() {
+                Ok(asked @ 1..=PAGE_LIMIT_MAX) => limit = asked,
+                _ => errors.push(bad("limit", "out_of_range", format!("it is a number from 1 to {PAGE_LIMIT_MAX}"))),
+            }
+        }
+        let mut after = None;
+        if let Some(text) = &parameters.page_token {
+            after = take_token(&filter, text);
+            if after.is_none() {
+                let detail = "it is not a next_page_token of this listing; the other parameters must stay as they were";
+                errors.push(bad("page_token", "invalid_token", detail.to_owned()));
+            }
+        }
+        if errors.is_empty() {
+            return Ok(Asked { filter, after, limit });
+        }
+        errors.truncate(32);
+        Err(refuse_fields(Kind::InvalidParameter, "the query cannot be used; see errors", errors))
+    }
+}
+
+fn filter(parameters: &Parameters<'_>, errors: &mut Vec<FieldError>) -> Filter {
+    let Parameters { state, label, due_from, due_until, .. } = parameters;
+    let is_due = due_from.is_some() || due_until.is_some();
+    if [state.is_some(), label.is_some(), is_due].into_iter().filter(|is_there| *is_there).count() > 1 {
+        let detail = "schedules are listed by a state, or by a label, or by a range of what is due: by one of them";
+        errors.push(bad("query", "conflicting_parameters", detail.to_owned()));
+        return Filter::None;
+    }
+    if let Some(state) = state {
+        match &**state {
+            "active" => return Filter::State(Status::Active),
+            "ended" => return Filter::State(Status::Ended),
+            "cancelled" => return Filter::State(Status::Cancelled),
+            _ => errors.push(bad("state", "out_of_range", "it is `active`, `ended` or `cancelled`".to_owned())),
+        }
+    }
+    if let Some(label) = label {
+        match label.split_once('=').filter(|(name, _)| !name.is_empty()) {
+            Some((name, value)) => return Filter::Label { name: name.to_owned(), value: value.to_owned() },
+            None => {
+                errors.push(bad("label", "invalid_label", "it is a label's name, `=` and its value".to_owned()));
+            }
+        }
+    }
+    if is_due {
+        return due_range(due_from.as_deref(), due_until.as_deref(), errors).unwrap_or(Filter::None);
+    }
+    Filter::None
+}
+
+fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldError>) -> Option<Filter> {
+    let mut instant = |name: &'static str, text: Option<&str>| {
+        let Some(text) = text else {
+            errors.push(bad(name, "missing_parameter", "due_from and due_until belong together".to_owned()));
+            return None;
+        };
+        let parsed: Option<jiff::Timestamp> = text.parse().ok();
+        let instant = parsed.map(|parsed| Timestamp::from_millis(parsed.as_millisecond()));
+        let instant = instant.filter(|instant| (Timestamp::MIN..=Timestamp::MAX).contains(instant));
+        if instant.is_none() {
+            let detail = "it is an instant as RFC 3339 writes it, with an offset, from 1970 on";
+            errors.push(bad(name, "invalid_time", detail.to_owned()));
+        }
+        instant
+    };
+    let (from, until) = (instant("due_from", from), instant("due_until", until));
+    let (from, until) = (from?, until?);
+    let millis = until.as_millis().saturating_sub(from.as_millis());
+    if (0..=DUE_RANGE_MAX_MILLIS).contains(&millis) {
+        return Some(Filter::Due { from, until });
+    }
+    let detail = "it is not before due_from, and at most 24 hours after it";
+    errors.push(bad("due_until", "out_of_range", detail.to_owned()));
+    None
+}
+
+const TOKEN_VERSION: u8 = 1;
+const MADE: u8 = 0;
+const DUE: u8 = 1;
+
+/// A place says nothing of a tenant: whose schedules are read is the key's to say.
+fn token(filter: &Filter, place: Place) -> String {
+    let mut bytes = vec![TOKEN_VERSION];
+    bytes.extend(filter.fingerprint().to_be_bytes());
+    match place {
+        Place::Made(incarnation) => {
+            bytes.push(MADE);
+            bytes.extend(incarnation.0.to_be_bytes());
+        }
+        Place::Due(key) => {
+            bytes.push(DUE);
+            bytes.extend(key.position.as_millis().to_be_bytes());
+            bytes.extend(key.occurrence.incarnation.0.to_be_bytes());
+            bytes.extend(key.occurrence.nominal.as_millis().to_be_bytes());
+            bytes.extend(key.occurrence.revision.0.to_be_bytes());
+            bytes.extend(key.occurrence.replay.to_be_bytes());
+            bytes.extend(key.attempt.to_be_bytes());
+            bytes.extend(key.target.0.to_be_bytes());
+        }
+    }
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn take_token(filter: &Filter, text: &str) -> Option<Place> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    let mut bytes = bytes.as_slice();
+    let is_of_this = array(&mut bytes)? == [TOKEN_VERSION]
+        && u32::from_be_bytes(array(&mut bytes)?) == filter.fingerprint()
+        && array(&mut bytes)? == [if matches!(filter, Filter::Due { .. }) { DUE } else { MADE }];
+    if !is_of_this {
+        return None;
+    }
+    let place = match filter {
+        Filter::Due { .. } => Place::Due(take_due_key(&mut bytes)?),
+        Filter::None | Filter::State(_) | Filter::Label { .. } => Place::Made(take_incarnation(&mut bytes)?),
+    };
+    bytes.is_empty().then_some(place)
+}
+
+fn take_due_key(bytes: &mut &[u8]) -> Option<DueKey> {
+    let position = take_instant(bytes)?;
+    let occurrence = Occurrence {
+        incarnation: take_incarnation(bytes)?,
+        nominal: take_instant(bytes)?,
+        revision: Revision(u32::from_be_bytes(array(bytes)?)),
+        replay: u16::from_be_bytes(array(bytes)?),
+    };
+    let attempt = u16::from_be_bytes(array(bytes)?);
+    Some(DueKey { position, occurrence, attempt, target: TargetKey(u32::from_be_bytes(array(bytes)?)) })
+}
+
+fn take_incarnation(bytes: &mut &[u8]) -> Option<Incarnation> {
+    array(bytes).map(|bytes| Incarnation(u128::from_be_bytes(bytes)))
+}
+
+/// One that a schedule can name: others are no place that was told.
+fn take_instant(bytes: &mut &[u8]) -> Option<Timestamp> {
+    let instant = Timestamp::from_millis(i64::from_be_bytes(array(bytes)?));
+    (Timestamp::MIN..=Timestamp::MAX).contains(&instant).then_some(instant)
+}
+
+fn array<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, rest) = bytes.split_first_chunk::<N>()?;
+    *bytes = rest;
+    Some(*taken)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn range() -> Filter {
+        Filter::Due { from: Timestamp::from_millis(1), until: Timestamp::from_millis(2) }
+    }
+
+    proptest! {
+        #[test]
+        fn a_token_comes_back_as_its_place_and_no_other_listing_takes_it(
+            (incarnation, position, nominal) in (any::<u128>(), 0..1_i64 << 40, 0..1_i64 << 40),
+            (revision, replay, attempt, target) in any::<(u32, u16, u16, u32)>(),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let incarnation = Incarnation(incarnation);
+            let nominal = Timestamp::from_millis(nominal);
+            let occurrence = Occurrence { incarnation, nominal, revision: Revision(revision), replay };
+            let position = Timestamp::from_millis(position);
+            let key = DueKey { position, occurrence, attempt, target: TargetKey(target) };
+            let label = Filter::Label { name: "a".to_owned(), value: "b".to_owned() };
+            let filters = [Filter::None, Filter::State(Status::Ended), label, range()];
+            for filter in &filters {
+                let place = if *filter == range() { Place::Due(key) } else { Place::Made(incarnation) };
+                let text = token(filter, place);
+                prop_assert_eq!(take_token(filter, &text), Some(place));
+                prop_assert_eq!(take_token(filter, &text[..cut.index(text.len())]), None);
+                for other in filters.iter().filter(|other| *other != filter) {
+                    prop_assert_eq!(take_token(other, &text), None);
+                }
+            }
+        }
+
+        #[test]
+        fn any_text_is_a_query_or_refused(query in "[a-z_=&%+0-9:TZ.-]{0,60}") {
+            let _any = Asked::parse(&query);
+        }
+    }
+}

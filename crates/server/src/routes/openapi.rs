@@ -1,0 +1,87 @@
+//! The API as a document, and the page that shows it. Both are the same for everybody, and need no key.
+
+use axum::body::Body;
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::{HeaderValue, Response};
+use bytes::Bytes;
+
+use crate::refusal::{Kind, Refused, refuse};
+use crate::shared::Shared;
+
+/// Nothing from anywhere else is loaded or asked, and nobody frames the page.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+    base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const INDEX: &str = r#"<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Reveille: HTTP API</title>
+<link rel="icon" type="image/png" href="/docs/favicon-32x32.png">
+<link rel="stylesheet" href="/docs/swagger-ui.css">
+<link rel="stylesheet" href="/docs/index.css">
+</head>
+<body>
+<div id="swagger-ui"><noscript>This page needs JavaScript; <a href="/openapi.json">/openapi.json</a> does not.</noscript></div>
+<script src="/docs/swagger-ui-bundle.js"></script>
+<script src="/docs/start.js"></script>
+</body>
+</html>
+"#;
+
+/// Without the validator, which would ask another host.
+const START: &str = r##"SwaggerUIBundle({
+  url: "/openapi.json",
+  dom_id: "#swagger-ui",
+  deepLinking: true,
+  validatorUrl: null,
+  presets: [SwaggerUIBundle.presets.apis],
+});
+"##;
+
+macro_rules! packed {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("OUT_DIR"), "/", $name, ".gz"))
+    };
+}
+
+pub(super) fn document(shared: &Shared) -> Response<Body> {
+    file("application/json", shared.document())
+}
+
+pub(super) fn page() -> Response<Body> {
+    file("text/html; charset=utf-8", Bytes::from_static(INDEX.as_bytes()))
+}
+
+pub(super) fn asset(name: &str) -> Result<Response<Body>, Refused> {
+    let (media, bytes): (_, &'static [u8]) = match name {
+        "start.js" => return Ok(file("text/javascript; charset=utf-8", Bytes::from_static(START.as_bytes()))),
+        "swagger-ui-bundle.js" => ("text/javascript; charset=utf-8", packed!("swagger-ui-bundle.js")),
+        "swagger-ui.css" => ("text/css; charset=utf-8", packed!("swagger-ui.css")),
+        "index.css" => ("text/css; charset=utf-8", packed!("index.css")),
+        "favicon-32x32.png" => ("image/png", packed!("favicon-32x32.png")),
+        _ => return Err(refuse(Kind::RouteNotFound, "the page of the API has no such part; it begins at /docs")),
+    };
+    let mut response = file(media, Bytes::from_static(bytes));
+    // Every browser takes it, and nobody else has a use for it.
+    response.headers_mut().insert(CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    Ok(response)
+}
+
+fn file(media: &'static str, bytes: Bytes) -> Response<Body> {
+    let mut response = Response::new(Body::from(bytes));
+    for (name, value) in [
+        (CONTENT_TYPE, media),
+        (CONTENT_SECURITY_POLICY, POLICY),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (REFERRER_POLICY, "no-referrer"),
+        // Another build may have another.
+        (CACHE_CONTROL, "no-cache"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}

@@ -1,0 +1,308 @@
+//! Conditions and changes of one schedule.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, When};
+use futures_util::future::join_all;
+use store::{Insert, Store as _};
+
+use crate::support::{Answer, World, body};
+
+const PATH: &str = "/v1/schedules/invoice-7";
+
+/// A change to an hourly schedule.
+fn change(label: &str) -> String {
+    format!(r#"{{"labels":{{"{label}":"set"}}}}"#)
+}
+
+async fn made(world: &World) -> String {
+    let answer = world.send("PUT", PATH, &body("")).await;
+    assert_eq!(answer.status, 201);
+    etag(&answer)
+}
+
+fn etag(answer: &Answer) -> String {
+    answer.header("etag").expect("an answer about a schedule has its tag").to_owned()
+}
+
+/// Status, and the code of a problem.
+fn told(answer: &Answer) -> (u16, String) {
+    let is_problem = answer.header("content-type") == Some("application/problem+json");
+    (answer.status, if is_problem { answer.text("/code") } else { String::new() })
+}
+
+fn ok(status: u16) -> (u16, String) {
+    (status, String::new())
+}
+
+fn unmet() -> (u16, String) {
+    (412, "precondition_failed".to_owned())
+}
+
+#[tokio::test]
+async fn every_answer_about_a_schedule_has_the_tag_of_its_edition() {
+    let world = World::start().await;
+    let first = made(&world).await;
+    assert_eq!(etag(&world.send("GET", PATH, "").await), first);
+    let second = etag(&world.send("PUT", PATH, &body("")).await);
+    let third = etag(&world.send("PATCH", PATH, &change("a")).await);
+    assert!(first != second && second != third);
+    assert_eq!(etag(&world.send("GET", PATH, "").await), third);
+    world.send("DELETE", PATH, "").await;
+    let fourth = etag(&world.send("GET", PATH, "").await);
+    let again = world.send("PUT", PATH, &body("")).await;
+    assert_eq!(again.status, 201);
+    assert!(![&first, &second, &third, &fourth].contains(&&etag(&again)), "another incarnation has tags of its own");
+    let posted = world.send("POST", "/v1/schedules", &body("")).await;
+    let path = posted.header("location").unwrap();
+    assert_eq!(etag(&world.send("GET", path, "").await), etag(&posted));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn that_a_recurring_schedule_goes_on_does_not_change_its_tag() {
+    let world = World::start().await;
+    let recurring = r#"{"every":"1s","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
+    let first = world.send("PUT", PATH, recurring).await;
+    let runs = format!("{PATH}/runs");
+    while world.send("GET", &runs, "").await.json()["runs"].as_array().unwrap().is_empty() {
+        world.runtime.sleep(Duration::from_millis(20)).await;
+    }
+    let now = world.send("GET", PATH, "").await;
+    assert_ne!(now.text("/next"), first.text("/next"));
+    assert_eq!(etag(&now), etag(&first));
+    assert_eq!(told(&world.send_if("PATCH", PATH, &[("if-match", &etag(&first))], &change("a")).await), ok(200));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn if_match_lets_a_change_through_that_knows_what_is_there() {
+    let world = World::start().await;
+    let first = made(&world).await;
+    let second = etag(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await);
+    let list = format!("\"x\", {first}, {second}");
+    let weak = format!("W/{second}");
+    for (method, sent) in [("PUT", body("")), ("PATCH", change("a")), ("DELETE", String::new())] {
+        for stale in [&*first, "\"x\"", &weak] {
+            let answer = world.send_if(method, PATH, &[("if-match", stale)], &sent).await;
+            assert_eq!(told(&answer), unmet(), "{method} {stale}");
+        }
+    }
+    assert_eq!(etag(&world.send("GET", PATH, "").await), second, "what was refused changed nothing");
+    let third = etag(&world.send_if("PATCH", PATH, &[("if-match", &list)], &change("a")).await);
+    let fourth = etag(&world.send_if("PUT", PATH, &[("if-match", "\"x\""), ("if-match", &third)], &body("")).await);
+    assert_eq!(told(&world.send_if("PATCH", PATH, &[("if-match", "*")], &change("a")).await), ok(200));
+    assert_eq!(told(&world.send_if("DELETE", PATH, &[("if-match", &fourth)], "").await), unmet());
+    let fifth = etag(&world.send("GET", PATH, "").await);
+    assert_eq!(world.send_if("DELETE", PATH, &[("if-match", &fifth)], "").await.body, r#"{"result":"cancelled"}"#);
+    assert_eq!(world.send_if("DELETE", PATH, &[("if-match", &fifth)], "").await.body, r#"{"result":"cancelled"}"#);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_condition_on_what_is_not_there_is_as_the_rfc_says() {
+    let world = World::start().await;
+    for method in ["GET", "PATCH", "DELETE"] {
+        let answer = world.send_if(method, PATH, &[("if-match", "*")], "{}").await;
+        assert_eq!(told(&answer), (404, "schedule_not_found".to_owned()), "{method}: it would be 404 without, too");
+    }
+    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", "*")], &body("")).await), unmet());
+    let first = made(&world).await;
+    world.send("DELETE", PATH, "").await;
+    let cancelled = etag(&world.send("GET", PATH, "").await);
+    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", "*")], &body("")).await), unmet());
+    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", &first)], &body("")).await), unmet());
+    assert_eq!(told(&world.send_if("PUT", PATH, &[("if-match", &cancelled)], &body("")).await), ok(201));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn if_none_match_makes_a_schedule_only_if_its_id_is_free() {
+    let world = World::start().await;
+    let only_new = [("if-none-match", "*")];
+    let sent = body("");
+    let puts = join_all((0..8).map(|_| world.send_if("PUT", PATH, &only_new, &sent))).await;
+    let mut statuses: Vec<u16> = puts.iter().map(|answer| answer.status).collect();
+    statuses.sort_unstable();
+    assert_eq!(statuses, [201, 412, 412, 412, 412, 412, 412, 412]);
+    assert_eq!(world.send("GET", PATH, "").await.text("/revision"), "0");
+    world.send("DELETE", PATH, "").await;
+    assert_eq!(told(&world.send_if("PUT", PATH, &only_new, &body("")).await), ok(201));
+    let tag = etag(&world.send("GET", PATH, "").await);
+    for (method, sent) in [("PUT", body("")), ("PATCH", change("a")), ("DELETE", String::new())] {
+        assert_eq!(told(&world.send_if(method, PATH, &[("if-none-match", &tag)], &sent).await), unmet(), "{method}");
+    }
+    assert_eq!(told(&world.send_if("PATCH", PATH, &[("if-none-match", "\"x\"")], &change("a")).await), ok(200));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_reader_is_told_if_nothing_has_changed() {
+    let world = World::start().await;
+    let first = made(&world).await;
+    for tag in [first.clone(), format!("W/{first}"), format!("\"x\", {first}"), "*".to_owned()] {
+        let same = world.send_if("GET", PATH, &[("if-none-match", &tag)], "").await;
+        assert_eq!((same.status, &*same.body, etag(&same)), (304, "", first.clone()));
+        assert_eq!(same.header("cache-control"), Some("no-store"));
+    }
+    assert_eq!(told(&world.send_if("GET", PATH, &[("if-none-match", "\"x\"")], "").await), ok(200));
+    assert_eq!(told(&world.send_if("GET", PATH, &[("if-match", "\"x\"")], "").await), unmet());
+    assert_eq!(told(&world.send_if("GET", PATH, &[("if-match", &first)], "").await), ok(200));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_condition_that_cannot_be_read_is_refused_and_nothing_is_done() {
+    let world = World::start().await;
+    let first = made(&world).await;
+    let bare = first.trim_matches('"').to_owned();
+    for (method, sent) in [("PUT", body("")), ("PATCH", change("a")), ("DELETE", String::new()), ("GET", String::new())]
+    {
+        for name in ["if-match", "if-none-match"] {
+            for bad in [&*bare, "\"", "*, \"a\"", "\"a\" \"b\"", &"\"".repeat(8_001)] {
+                let answer = world.send_if(method, PATH, &[(name, bad)], &sent).await;
+                assert_eq!(told(&answer), (400, "invalid_parameter".to_owned()), "{method} {name}: {bad:.40}");
+                assert_eq!(answer.json()["errors"][0]["code"], "invalid_etag");
+            }
+        }
+    }
+    assert_eq!(etag(&world.send("GET", PATH, "").await), first);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_patch_changes_what_it_names() {
+    let world = World::start().await;
+    let sent = r#"{"every":"1h","payload":{ "n" : 1.50 },"labels":{"a":"1","b":"2"},
+        "target":{"http":{"url":"http://127.0.0.1:9/a","headers":{"x-token":"secret"}}}}"#;
+    let first = world.send("PUT", PATH, sent).await;
+    for media in ["application/merge-patch+json", "application/json"] {
+        let change = r#"{"labels":{"a":null,"c":"3"},"target":{"http":{"url":"http://127.0.0.1:9/b"}}}"#;
+        let answer = world.send_if("PATCH", PATH, &[("content-type", media)], change).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert_eq!(answer.text("/next"), first.text("/next"), "an hourly schedule keeps its beat");
+        assert_eq!(answer.text("/updated_at"), first.text("/updated_at"));
+    }
+    let now = world.send("GET", PATH, "").await;
+    assert_eq!(now.text("/revision"), "2");
+    assert_eq!(now.text("/labels"), r#"{"b":"2","c":"3"}"#);
+    assert_eq!(now.text("/target/http/url"), "http://127.0.0.1:9/b");
+    assert!(now.body.contains(r#""payload":{ "n" : 1.50 }"#), "{}", now.body);
+    assert!(now.body.contains("x-token"));
+
+    let moved = world.send("PATCH", PATH, r#"{"at":"2036-01-01T00:00:00+01:00"}"#).await;
+    assert_eq!(moved.text("/next"), "2035-12-31T23:00:00.000Z");
+    let now = world.send("GET", PATH, "").await;
+    assert_eq!((now.json().get("every"), now.text("/at")), (None, "2035-12-31T23:00:00.000Z".to_owned()));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_patch_is_judged_as_a_put() {
+    let world = World::start().await;
+    made(&world).await;
+    let long = format!(r#"{{"payload":"{}"}}"#, "x".repeat(64 * 1024));
+    for (change, pointer, code) in [
+        (r#"{"oops":1}"#, "/oops", "unknown_field"),
+        (r#"{"at":"2020-01-01T00:00:00Z"}"#, "/at", "time_in_past"),
+        (r#"{"at":null}"#, "", "missing_field"),
+        (r#"{"zone":"UTC"}"#, "/zone", "zone_without_cron"),
+        (r#"{"target":{"http":{"url":"http://169.254.169.254/"}}}"#, "/target/http/url", "egress_refused"),
+        (&*long, "/payload", "payload_too_large"),
+    ] {
+        let answer = world.send("PATCH", PATH, change).await;
+        assert_eq!(
+            (answer.status, answer.errors()),
+            (422, vec![(pointer.to_owned(), code.to_owned())]),
+            "{change:.60}"
+        );
+    }
+    for (media, change, refused) in [
+        ("text/plain", "{}", (415, "unsupported_media_type")),
+        ("application/json-patch+json", "[]", (415, "unsupported_media_type")),
+        ("application/json", "{", (400, "malformed_json")),
+        ("application/json", "[]", (422, "invalid_schedule")),
+    ] {
+        let answer = world.send_if("PATCH", PATH, &[("content-type", media)], change).await;
+        assert_eq!(told(&answer), (refused.0, refused.1.to_owned()), "{media} {change}");
+    }
+    let unknown = world.send("PATCH", "/v1/schedules/never-was", "{}").await;
+    assert_eq!(told(&unknown), (404, "schedule_not_found".to_owned()));
+    assert_eq!(world.send("GET", PATH, "").await.text("/revision"), "0");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_over_is_not_patched_unless_it_is_told_when_to_go_on() {
+    let world = World::start().await;
+    made(&world).await;
+    world.send("DELETE", PATH, "").await;
+    let over = (409, "schedule_over".to_owned());
+    for change in [&*change("a"), r#"{"at":"2036-01-01T00:00:00Z"}"#] {
+        assert_eq!(told(&world.send("PATCH", PATH, change).await), over, "what is cancelled stays so");
+    }
+    let once = |at: &str| body("").replace("2035-01-02T03:04:05Z", at).replace("/hook", "/200");
+    let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() + 50).to_string();
+    assert_eq!(world.send("PUT", PATH, &once(&soon)).await.status, 201);
+    while world.send("GET", PATH, "").await.text("/state") != "ended" {
+        world.runtime.sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(told(&world.send("PATCH", PATH, &change("a")).await), over);
+    let revived = world.send("PATCH", PATH, r#"{"at":"2036-01-01T00:00:00Z"}"#).await;
+    assert_eq!(
+        (revived.status, revived.text("/state"), revived.text("/revision")),
+        (200, "active".to_owned(), "1".to_owned())
+    );
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_over_long_ago_is_told_as_such_and_not_by_an_instant_that_nobody_sent() {
+    let world = World::start().await;
+    made(&world).await;
+    let tenant = world.store.tenants().await.unwrap().into_iter().find(|tenant| tenant.name == "tenant-1").unwrap();
+    let id = ScheduleId::new("invoice-7").unwrap();
+    let known = world.store.get(vec![(tenant.id, id)]).await.unwrap().remove(0).unwrap();
+    // No request could make one that was due an hour ago.
+    let id = ScheduleId::new("old").unwrap();
+    let at = world.runtime.now() - Duration::from_secs(3_600);
+    let incarnation = Incarnation::new(at, 1);
+    let spec = Spec { when: When::At(at), ..known.spec.clone() };
+    let target = spec.target.key();
+    let poller = PollerId::of(tenant.id, 0, 4, &id);
+    let old = Schedule { id, incarnation, poller, next: Some(at), spec, ..Schedule::clone(&known) };
+    let occurrence = Occurrence { incarnation, nominal: at, revision: old.revision, replay: 0 };
+    let due = DueKey { position: at, occurrence, attempt: 1, target };
+    world.store.insert(vec![Insert { schedule: Arc::new(old), due }]).await.unwrap();
+    let patched = world.send("PATCH", "/v1/schedules/old", &change("a")).await;
+    assert_eq!(told(&patched), (409, "schedule_over".to_owned()), "{}", patched.body);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn changes_at_once_all_survive() {
+    let world = World::start().await;
+    made(&world).await;
+    let changes = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let answers = join_all(changes.map(|label| {
+        let change = change(label);
+        let world = &world;
+        async move { world.send("PATCH", PATH, &change).await }
+    }))
+    .await;
+    assert!(answers.iter().all(|answer| answer.status == 200), "{answers:?}");
+    let now = world.send("GET", PATH, "").await;
+    assert_eq!((now.json()["labels"].as_object().unwrap().len(), now.text("/revision")), (8, "8".to_owned()));
+
+    // Of changes that name the same edition, one is made.
+    let tag = etag(&now);
+    let answers = join_all((0..8).map(|number| {
+        let (world, tag, change) = (&world, &*tag, change(&format!("n{number}")));
+        async move { world.send_if("PATCH", PATH, &[("if-match", tag)], &change).await.status }
+    }))
+    .await;
+    assert_eq!(answers.iter().filter(|status| **status == 200).count(), 1, "{answers:?}");
+    assert_eq!(answers.iter().filter(|status| **status == 412).count(), 7, "{answers:?}");
+    world.stop().await;
+}

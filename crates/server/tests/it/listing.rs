@@ -1,0 +1,142 @@
+use serde_json::Value;
+
+use crate::support::{Answer, FOREIGN_KEY, OPERATOR_KEY, World};
+
+async fn make(world: &World, id: &str, at: &str, labels: &str) {
+    let body = format!(
+        r#"{{"id":"{id}","at":"{at}","labels":{labels},"payload":{{"id":"{id}"}},"target":{{"http":{{"url":"http://127.0.0.1:9/204"}}}}}}"#
+    );
+    let made = world.send("POST", "/v1/schedules", &body).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+}
+
+async fn list(world: &World, query: &str) -> Answer {
+    world.send("GET", &format!("/v1/schedules?{query}"), "").await
+}
+
+fn ids(answer: &Answer) -> Vec<String> {
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let page = answer.json();
+    let schedules = page["schedules"].as_array().unwrap();
+    schedules.iter().map(|schedule| schedule["id"].as_str().unwrap().to_owned()).collect()
+}
+
+/// The ids of all pages.
+async fn all(world: &World, query: &str) -> Vec<String> {
+    let mut told = Vec::new();
+    let mut token = String::new();
+    loop {
+        let answer = list(world, &format!("{query}{token}")).await;
+        told.extend(ids(&answer));
+        match answer.json()["next_page_token"].as_str() {
+            Some(next) => token = format!("&page_token={next}"),
+            None => return told,
+        }
+    }
+}
+
+#[tokio::test]
+async fn schedules_are_listed_as_they_are_read_one_thing_at_a_time() {
+    let world = World::start().await;
+    make(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue & green","x=y":"z"}"#).await;
+    make(&world, "b", "2031-01-01T06:00:00Z", r#"{"team":"red"}"#).await;
+    make(&world, "c", "2031-01-02T11:59:59.999Z", r#"{"team":"blue & green"}"#).await;
+    make(&world, "d", "2031-01-02T12:00:00Z", "{}").await;
+    assert_eq!(world.send("DELETE", "/v1/schedules/b", "").await.status, 200);
+
+    let mut listed = list(&world, "limit=1000").await.json();
+    assert_eq!(listed["next_page_token"], Value::Null);
+    let first = listed["schedules"][0].take();
+    let read = world.send("GET", &format!("/v1/schedules/{}", first["id"].as_str().unwrap()), "").await.json();
+    assert_eq!(first, read);
+
+    let sorted = |mut ids: Vec<String>| {
+        ids.sort();
+        ids
+    };
+    for limit in ["", "&limit=1", "&limit=2"] {
+        assert_eq!(sorted(all(&world, limit).await), ["a", "b", "c", "d"]);
+        assert_eq!(sorted(all(&world, &format!("state=active{limit}")).await), ["a", "c", "d"]);
+        assert_eq!(all(&world, &format!("state=cancelled{limit}")).await, ["b"]);
+        assert_eq!(sorted(all(&world, &format!("label=team=blue+%26%20green{limit}")).await), ["a", "c"]);
+        let due = format!("due_from=2031-01-01T12:00:00Z&due_until=2031-01-02T13:00:00%2B01:00{limit}");
+        assert_eq!(all(&world, &due).await, ["a", "c"], "the start is included, the end is not");
+    }
+    assert_eq!(all(&world, "state=ended").await, [""; 0]);
+    assert_eq!(all(&world, "label=team=blue").await, [""; 0]);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_query_that_no_store_could_go_along_is_refused_with_every_reason() {
+    let world = World::start().await;
+    make(&world, "a", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
+    make(&world, "b", "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
+    let token = list(&world, "limit=1").await.json()["next_page_token"].as_str().unwrap().to_owned();
+    let of_other = format!("state=active&page_token={token}");
+    let day = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00";
+    for (query, code, parameter) in [
+        ("state=active&label=team=blue", "conflicting_parameters", "query"),
+        ("label=a=b&due_from=2031-01-01T00:00:00Z", "conflicting_parameters", "query"),
+        ("label=a=b&label=c=d", "conflicting_parameters", "label"),
+        ("state=paused", "out_of_range", "state"),
+        ("label=team", "invalid_label", "label"),
+        ("label==x", "invalid_label", "label"),
+        ("label=%ff=x", "wrong_type", "label"),
+        ("due_from=2031-01-01T00:00:00Z", "missing_parameter", "due_until"),
+        ("due_until=2031-01-01T00:00:00Z", "missing_parameter", "due_from"),
+        (&format!("{day}.001Z"), "out_of_range", "due_until"),
+        (&format!("{day}-00:00:01"), "out_of_range", "due_until"),
+        ("due_from=2031-01-02T00:00:00Z&due_until=2031-01-01T00:00:00Z", "out_of_range", "due_until"),
+        ("due_from=yesterday&due_until=2031-01-01T00:00:00Z", "invalid_time", "due_from"),
+        ("limit=0", "out_of_range", "limit"),
+        ("limit=1001", "out_of_range", "limit"),
+        ("page_token=x", "invalid_token", "page_token"),
+        (&of_other, "invalid_token", "page_token"),
+        ("page=2", "unknown_parameter", "query"),
+    ] {
+        let answer = list(&world, query).await;
+        assert_eq!(answer.status, 400, "{query}: {}", answer.body);
+        let problem = answer.json();
+        let error = &problem["errors"][0];
+        assert_eq!((&error["code"], &error["parameter"]), (&code.into(), &parameter.into()), "{query}: {problem}");
+    }
+    let whole_day = format!("{day}Z");
+    assert_eq!(list(&world, &whole_day).await.status, 200);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_token_shows_nothing_of_another_tenant() {
+    let world = World::start().await;
+    for id in ["a", "b"] {
+        make(&world, id, "2031-01-01T12:00:00Z", r#"{"team":"blue"}"#).await;
+    }
+    let due = "due_from=2031-01-01T00:00:00Z&due_until=2031-01-02T00:00:00Z";
+    for query in ["", "state=active", "label=team=blue", due] {
+        let token = list(&world, &format!("{query}&limit=1")).await.json()["next_page_token"].clone();
+        let path = format!("/v1/schedules?{query}&page_token={}", token.as_str().unwrap());
+        let theirs = world.send_as(FOREIGN_KEY, "GET", &path, "").await;
+        assert_eq!(ids(&theirs), [""; 0], "{query}");
+        assert_eq!(ids(&world.send("GET", &path, "").await).len(), 1, "{query}");
+    }
+    assert_eq!(world.send_as(OPERATOR_KEY, "GET", "/v1/schedules", "").await.status, 403);
+    assert_eq!(world.send_as("ours.wrong", "GET", "/v1/schedules", "").await.status, 401);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_page_ends_before_it_has_too_many_bytes() {
+    let world = World::start().await;
+    let padding = "x".repeat(60_000);
+    for number in 0..100 {
+        let body = format!(
+            r#"{{"id":"n{number}","at":"2031-01-01T12:00:00Z","payload":"{padding}","target":{{"http":{{"url":"http://127.0.0.1:9/204"}}}}}}"#
+        );
+        assert_eq!(world.send("POST", "/v1/schedules", &body).await.status, 201);
+    }
+    let first = list(&world, "limit=1000").await;
+    assert!((4 << 20..5 << 20).contains(&first.body.len()), "{} bytes", first.body.len());
+    assert_eq!(all(&world, "limit=1000").await.len(), 100);
+    world.stop().await;
+}

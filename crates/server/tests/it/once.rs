@@ -1,0 +1,131 @@
+//! `Idempotency-Key`.
+
+use futures_util::future::join_all;
+
+use crate::support::{Answer, FOREIGN_KEY, KEY, World, body};
+
+const POST: &str = "/v1/schedules";
+
+async fn post(world: &World, key: &str, sent: &str) -> Answer {
+    world.send_if("POST", POST, &[("idempotency-key", key)], sent).await
+}
+
+/// All that is the same in the answers to one request.
+fn said(answer: &Answer) -> (u16, String, Option<String>, Option<String>) {
+    let header = |name: &str| answer.header(name).map(str::to_owned);
+    (answer.status, answer.body.clone(), header("location"), header("etag"))
+}
+
+fn is_replayed(answer: &Answer) -> bool {
+    answer.header("idempotent-replayed") == Some("true")
+}
+
+#[tokio::test]
+async fn a_request_that_is_sent_again_is_answered_as_it_was() {
+    let world = World::start().await;
+    let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}}}"#;
+    let first = post(&world, "key-1", sent).await;
+    assert_eq!((first.status, is_replayed(&first)), (201, false));
+    for key in ["key-1", "\"key-1\""] {
+        let again = post(&world, key, sent).await;
+        assert_eq!(said(&again), said(&first));
+        assert!(is_replayed(&again));
+    }
+    let other = post(&world, "key-2", sent).await;
+    assert_ne!(other.text("/id"), first.text("/id"), "another key is another schedule");
+    let path = first.header("location").unwrap();
+
+    // Whatever becomes of it.
+    world.send("PATCH", path, r#"{"cron":"0 7 * * *"}"#).await;
+    assert_eq!(said(&post(&world, "key-1", sent).await), said(&first));
+    world.send("DELETE", path, "").await;
+    assert_eq!(said(&post(&world, "key-1", sent).await), said(&first));
+    let now = world.send("GET", path, "").await;
+    assert_eq!((now.text("/state"), now.text("/revision")), ("cancelled".to_owned(), "2".to_owned()), "it stays so");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_was_soon_is_answered_long_after() {
+    let world = World::start().await;
+    let soon = domain::Timestamp::from_millis(world.runtime.now().as_millis() - 59_700).to_string();
+    let sent = body("").replace("2035-01-02T03:04:05Z", &soon).replace("/hook", "/200");
+    let first = post(&world, "key-1", &sent).await;
+    assert_eq!(first.status, 201, "{}", first.body);
+    while world.send("POST", POST, &sent).await.status != 422 {
+        world.runtime.sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert_eq!(said(&post(&world, "key-1", &sent).await), said(&first), "the instant is too far in the past by now");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_key_that_came_with_another_body_is_refused() {
+    let world = World::start().await;
+    let first = post(&world, "key-1", &body("")).await;
+    for other in [body(r#","labels":{}"#), body(" "), "{}".to_owned(), "no JSON".to_owned(), String::new()] {
+        let refused = post(&world, "key-1", &other).await;
+        assert_eq!((refused.status, refused.text("/code")), (422, "idempotency_key_reused".to_owned()), "{other}");
+    }
+    assert_eq!(world.send("GET", first.header("location").unwrap(), "").await.text("/revision"), "0");
+    // What was refused has used nothing up.
+    assert_eq!(post(&world, "key-2", "{}").await.text("/code"), "invalid_schedule");
+    assert_eq!(post(&world, "key-2", &body("")).await.status, 201);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn of_requests_at_once_one_makes_it_and_all_hear_the_same() {
+    let world = World::start().await;
+    for round in 0..5 {
+        let (key, sent) = (format!("key-{round}"), body(""));
+        let answers = join_all((0..10).map(|_| post(&world, &key, &sent))).await;
+        assert!(answers.iter().all(|answer| said(answer) == said(&answers[0])), "{answers:?}");
+        assert_eq!(answers.iter().filter(|answer| !is_replayed(answer)).count(), 1);
+
+        let bodies: Vec<String> = (0..10).map(|number| body(&format!(r#","labels":{{"n":"{number}"}}"#))).collect();
+        let key = format!("other-{round}");
+        let answers = join_all(bodies.iter().map(|sent| post(&world, &key, sent))).await;
+        let mut statuses: Vec<u16> = answers.iter().map(|answer| answer.status).collect();
+        statuses.sort_unstable();
+        assert_eq!(statuses, [201, 422, 422, 422, 422, 422, 422, 422, 422, 422]);
+    }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn tenants_have_keys_of_their_own() {
+    let world = World::start().await;
+    let first = post(&world, "key-1", &body("")).await;
+    let headers =
+        format!("authorization: Bearer {FOREIGN_KEY}\r\ncontent-type: application/json\r\nidempotency-key: key-1\r\n");
+    let sent = body(r#","labels":{}"#);
+    let foreign = world.connect().await.request("POST", POST, &headers, sent.as_bytes()).await;
+    assert_eq!((foreign.status, is_replayed(&foreign)), (201, false));
+    assert_ne!(foreign.text("/id"), first.text("/id"));
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_key_that_cannot_be_one_is_refused() {
+    let world = World::start().await;
+    for bad in ["", "\"", "a b", "\"\"", "é", &*"x".repeat(256), &*"x".repeat(12_000)] {
+        let refused = post(&world, bad, &body("")).await;
+        assert_eq!((refused.status, refused.text("/code")), (400, "invalid_parameter".to_owned()), "{bad:.20}");
+        assert_eq!(refused.text("/errors/0/parameter"), "Idempotency-Key");
+    }
+    let twice = world.send_if("POST", POST, &[("idempotency-key", "a"), ("idempotency-key", "a")], &body("")).await;
+    assert_eq!(twice.text("/errors/0/code"), "invalid_idempotency_key");
+    let named = post(&world, "key-1", &body(r#","id":"invoice-7""#)).await;
+    assert_eq!(named.errors(), [("/id".to_owned(), "conflicting_fields".to_owned())]);
+    assert_eq!(world.send("GET", "/v1/schedules/invoice-7", "").await.status, 404);
+
+    let dry = world.send_if("POST", "/v1/schedules?dry_run=true", &[("idempotency-key", "key-1")], &body("")).await;
+    assert_eq!(dry.text("/status"), "201");
+    let first = post(&world, "key-1", &body("")).await;
+    assert_eq!((first.status, is_replayed(&first)), (201, false), "a dry run does not use the key up");
+    assert_eq!(dry.text("/schedule/id"), first.text("/id"));
+    let unauthorized = world.send_as(&KEY.replace('.', ".x"), "POST", POST, &body("")).await;
+    assert_eq!(unauthorized.status, 401);
+    world.stop().await;
+}

@@ -1,0 +1,144 @@
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use tokio::io::AsyncReadExt as _;
+
+use crate::support::{Answer, World};
+
+/// Without a key.
+async fn get(world: &World, path: &str) -> Answer {
+    world.connect().await.request("GET", path, "", b"").await
+}
+
+/// The head and all bytes of an answer that is no text.
+async fn get_bytes(world: &World, path: &str) -> (String, usize) {
+    let mut connection = world.connect().await;
+    connection.write(format!("GET {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").as_bytes()).await;
+    let mut bytes = Vec::new();
+    connection.stream.read_to_end(&mut bytes).await.unwrap();
+    let end = bytes.windows(4).position(|window| window == b"\r\n\r\n").unwrap();
+    (String::from_utf8(bytes[..end].to_vec()).unwrap(), bytes.len() - end - 4)
+}
+
+async fn document(world: &World) -> Value {
+    let answer = get(world, "/openapi.json").await;
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("application/json")));
+    answer.json()
+}
+
+fn methods(path: &Value) -> BTreeSet<String> {
+    path.as_object().unwrap().keys().map(|method| method.to_ascii_uppercase()).collect()
+}
+
+#[tokio::test]
+async fn every_route_of_the_router_is_in_the_document_and_the_other_way_round() {
+    let world = World::start().await;
+    let document = document(&world).await;
+    let paths = document["paths"].as_object().unwrap();
+
+    // As the router's own lines have them.
+    let source = include_str!("../../src/routes.rs");
+    let mut routed = BTreeSet::new();
+    for line in source.lines().filter_map(|line| line.trim().strip_prefix(".route(\"")) {
+        let (path, handlers) = line.split_once("\", ").unwrap();
+        for method in ["get", "post", "put", "patch", "delete"] {
+            if handlers.contains(&format!("{method}(")) && !path.starts_with("/docs") && path != "/openapi.json" {
+                routed.insert(format!("{} {path}", method.to_ascii_uppercase()));
+            }
+        }
+    }
+    let told: BTreeSet<String> = paths
+        .iter()
+        .flat_map(|(path, operations)| methods(operations).into_iter().map(move |method| format!("{method} {path}")))
+        .collect();
+    assert_eq!(told, routed);
+    assert!(told.len() > 20, "{told:?}");
+
+    // As the server answers.
+    for (path, operations) in paths {
+        let somewhere = path.replace("{tenant}", "nobody").replace("{id}", "nothing");
+        let refused = world.send("BREW", &somewhere, "").await;
+        assert_eq!(refused.status, 405, "{path}");
+        let allowed = refused.header("allow").unwrap().split(',').map(|method| method.trim().to_owned());
+        let allowed: BTreeSet<String> = allowed.filter(|method| method != "HEAD").collect();
+        assert_eq!(allowed, methods(operations), "{path}");
+    }
+    world.stop().await;
+}
+
+/// Every `$ref` in `value`.
+fn references<'a>(value: &'a Value, found: &mut BTreeSet<&'a str>) {
+    match value {
+        Value::Object(fields) => {
+            found.extend(fields.get("$ref").and_then(Value::as_str));
+            fields.values().for_each(|field| references(field, found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+        _ => {}
+    }
+}
+
+#[tokio::test]
+async fn the_document_holds_what_it_refers_to_and_the_limits_and_codes_that_there_are() {
+    let world = World::start().await;
+    let document = document(&world).await;
+    let mut found = BTreeSet::new();
+    references(&document, &mut found);
+    for reference in &found {
+        let pointer = reference.strip_prefix('#').unwrap();
+        assert!(document.pointer(pointer).is_some_and(|schema| *schema != Value::Bool(true)), "{reference}");
+    }
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    let used: BTreeSet<&str> = found.iter().map(|reference| reference.rsplit('/').next().unwrap()).collect();
+    let unused: Vec<_> = schemas.keys().filter(|name| !used.contains(name.as_str())).collect();
+    assert_eq!(
+        unused,
+        ["BatchLine", "ScheduleRequest"].iter().filter(|name| !used.contains(**name)).collect::<Vec<_>>()
+    );
+
+    let limits = domain::limits::Limits::default();
+    let field = |pointer: &str| document.pointer(&format!("/components/schemas/{pointer}")).unwrap_or(&Value::Null);
+    assert_eq!(*field("ScheduleRequest/properties/labels/maxProperties"), limits.labels_max);
+    assert_eq!(*field("TargetRequestHttp/properties/url/maxLength"), limits.url_bytes_max);
+    assert_eq!(*field("RetryRequest/properties/attempts_max/maximum"), limits.attempts_max);
+    assert_eq!(*field("ScheduleRequest/additionalProperties"), false);
+    assert_eq!(*field("Schedule/additionalProperties"), Value::Null, "answers may get more");
+
+    let table = include_str!("../../../../docs/http-api.md").split("\n## Errors").nth(1).unwrap();
+    let table = table.split("\nEach of `errors`").next().unwrap();
+    let rows = table.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let documented: BTreeSet<&str> = rows.map(|(code, _)| code).collect();
+    let codes = field("Problem/properties/code/enum").as_array().unwrap();
+    let told: BTreeSet<&str> = codes.iter().map(|code| code.as_str().unwrap()).collect();
+    let of_no_route = BTreeSet::from(["method_not_allowed", "route_not_found"]);
+    assert_eq!(&told | &of_no_route, documented);
+    assert!(document.pointer("/webhooks/callback/post").is_some());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn the_page_shows_the_document_and_loads_nothing_from_elsewhere() {
+    let world = World::start().await;
+    let page = get(&world, "/docs").await;
+    assert_eq!((page.status, page.header("content-type")), (200, Some("text/html; charset=utf-8")));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(
+        policy.starts_with("default-src 'none';") && !policy.contains("unsafe") && !policy.contains("//"),
+        "{policy}"
+    );
+    let parts: Vec<&str> = page.body.split(['"']).filter(|part| part.starts_with("/docs/")).collect();
+    assert_eq!(parts.len(), 5, "{parts:?}");
+    for part in parts {
+        let (head, length) = get_bytes(&world, part).await;
+        assert!(head.starts_with("HTTP/1.1 200 ") && length > 100, "{part}: {head}");
+        assert_eq!(head.contains("content-encoding: gzip"), part != "/docs/start.js", "{part}: {head}");
+    }
+    let start = get(&world, "/docs/start.js").await;
+    for text in [&page.body, &start.body] {
+        assert!(!text.contains("http:") && !text.contains("https:") && !text.contains("//"), "{text}");
+    }
+    assert!(start.body.contains("\"/openapi.json\""));
+    assert_eq!(get(&world, "/docs/..%2f..%2fetc%2fpasswd").await.status, 404);
+    world.stop().await;
+}

@@ -1,0 +1,173 @@
+//! What a tenant may use, who may change that, and what is refused above it.
+
+use serde_json::json;
+use store::Store;
+
+use crate::support::{FOREIGN_KEY, KEY, OPERATOR_KEY, World, body};
+
+fn named(id: &str) -> String {
+    body(&format!(r#","id":"{id}""#))
+}
+
+async fn set(world: &World, quotas: &str) -> (u16, String) {
+    let answer = world.send("PATCH", "/v1/quotas", quotas).await;
+    let code = if answer.status < 400 { String::new() } else { answer.text("/code") };
+    (answer.status, code)
+}
+
+#[tokio::test]
+async fn a_tenants_admin_sets_its_quotas_up_to_the_ceilings_that_operators_set() {
+    let world = World::start().await;
+    let sheet = world.send("GET", "/v1/quotas", "").await.json();
+    assert_eq!(sheet["quotas"]["callbacks_per_minute"], json!(null), "a tenant of before has no limits of its own");
+
+    let ceilings = json!({"ceilings": {"callbacks_per_minute": 2_000, "pending_max": 10}}).to_string();
+    let tenant = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/tenant-1", &ceilings).await;
+    assert_eq!(tenant.status, 200, "{}", tenant.body);
+    let tenant = tenant.json();
+    assert_eq!(tenant["ceilings"]["callbacks_per_minute"], 2_000);
+    assert_eq!(tenant["quotas"]["callbacks_per_minute"], 2_000, "what is above a new ceiling is lowered to it");
+    assert_eq!(tenant["quotas"]["creates_per_second"], json!(null), "and nothing else is touched");
+
+    assert_eq!(set(&world, r#"{"callbacks_per_minute":1999,"in_flight_max":3}"#).await, (200, String::new()));
+    assert_eq!(set(&world, r#"{"callbacks_per_minute":2001}"#).await, (403, "quota_ceiling".to_owned()));
+    assert_eq!(set(&world, r#"{"callbacks_per_minute":null}"#).await, (403, "quota_ceiling".to_owned()));
+    let sheet = world.send("GET", "/v1/quotas", "").await.json();
+    assert_eq!(
+        (&sheet["quotas"]["callbacks_per_minute"], &sheet["quotas"]["in_flight_max"]),
+        (&json!(1_999), &json!(3))
+    );
+
+    let audit = world.send("GET", "/v1/tenants/tenant-1/audit", "").await.json();
+    let told = audit["entries"].as_array().unwrap();
+    let last = told.last().unwrap();
+    assert_eq!(last["action"], "quotas.update");
+    assert_eq!(last["subject"], "callbacks_per_minute 2000 -> 1999, in_flight_max none -> 3");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_no_quota_and_who_is_no_admin_is_refused() {
+    let world = World::start().await;
+    for wrong in
+        ["{\"callbacks\":1}", "{\"pending_max\":-1}", "{\"pending_max\":\"1\"}", "{\"pending_max\":5e9}", "[1]"]
+    {
+        assert_eq!(set(&world, wrong).await, (422, "invalid_request".to_owned()), "{wrong}");
+    }
+    assert_eq!(set(&world, "{").await, (400, "malformed_json".to_owned()));
+    let made = world.send("POST", "/v1/tenants/tenant-1/keys", r#"{"role":"writer"}"#).await;
+    let writer = made.text("/secret");
+    assert_eq!(world.send_as(&writer, "GET", "/v1/quotas", "").await.status, 200);
+    for (key, method, path) in [
+        (&*writer, "PATCH", "/v1/quotas"),
+        (OPERATOR_KEY, "PATCH", "/v1/quotas"),
+        (OPERATOR_KEY, "GET", "/v1/quotas"),
+        (KEY, "PATCH", "/v1/tenants/tenant-1"),
+        (FOREIGN_KEY, "PATCH", "/v1/tenants/tenant-1"),
+    ] {
+        let refused = world.send_as(key, method, path, "{}").await;
+        assert_eq!((refused.status, refused.text("/code")), (403, "role_forbidden".to_owned()), "{method} {path}");
+    }
+    let unknown = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/nobody", "{}").await;
+    assert_eq!(unknown.text("/code"), "tenant_not_found");
+    let operators = world.send_as(OPERATOR_KEY, "PATCH", "/v1/tenants/operator", "{}").await;
+    assert_eq!(operators.text("/code"), "invalid_request");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn requests_above_a_quota_are_refused_with_its_name_and_have_no_effect() {
+    let world = World::start().await;
+    assert_eq!(set(&world, r#"{"creates_per_second":0}"#).await.0, 200);
+    let refused = world.send("POST", "/v1/schedules", &named("a")).await;
+    assert_eq!((refused.status, refused.text("/code")), (429, "rate_exceeded".to_owned()));
+    assert_eq!(refused.text("/quota"), "creates_per_second");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    assert_eq!(world.send("GET", "/v1/schedules/a", "").await.status, 404);
+    let line = world.send("POST", "/v1/schedules:batch", &named("a")).await.json();
+    assert_eq!((&line["status"], &line["problem"]["code"]), (&json!(429), &json!("rate_exceeded")));
+    assert_eq!(world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &named("a")).await.status, 201, "others go on");
+
+    assert_eq!(set(&world, r#"{"creates_per_second":1000}"#).await.0, 200);
+    assert_eq!(world.send("POST", "/v1/schedules", &named("a")).await.status, 201, "changed without a restart");
+    assert_eq!(set(&world, r#"{"payload_bytes_max":11,"horizon_days":30}"#).await.0, 200);
+    let target = r#""target":{"http":{"url":"http://127.0.0.1:9/200"}}"#;
+    for (when, quota, pointer) in [
+        (r#""every":"1h","payload":"0123456789""#, "payload_bytes_max", "/payload"),
+        (r#""every":"721h""#, "horizon_days", "/every"),
+        (r#""at":"2035-01-02T03:04:05Z""#, "horizon_days", "/at"),
+    ] {
+        let body = format!("{{{when},{target}}}");
+        let refused = world.send("PUT", "/v1/schedules/b", &body).await;
+        assert_eq!((refused.status, refused.text("/code")), (403, "quota_exceeded".to_owned()), "{}", refused.body);
+        assert_eq!((refused.text("/quota"), refused.text("/errors/0/pointer")), (quota.to_owned(), pointer.to_owned()));
+    }
+    assert_eq!(world.send("GET", "/v1/schedules/b", "").await.status, 404);
+    let within = format!(r#"{{"every":"720h","payload":"012345678",{target}}}"#);
+    assert_eq!(world.send("PUT", "/v1/schedules/b", &within).await.status, 201);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_tenant_has_no_more_schedules_pending_than_it_may_and_room_comes_back() {
+    let world = World::start().await;
+    let create = async |id: &str| {
+        let answer = world.send("POST", "/v1/schedules", &named(id)).await;
+        let quota = if answer.status == 403 { answer.text("/quota") } else { String::new() };
+        (answer.status, quota)
+    };
+    let refused = || (403, "pending_max".to_owned());
+    let made = || (201, String::new());
+    assert_eq!(create("a").await, made());
+    assert_eq!(set(&world, r#"{"pending_max":2}"#).await, (200, String::new()));
+    assert_eq!(create("b").await, made());
+    assert_eq!(create("c").await, refused(), "what was made before there was a quota counts");
+
+    assert_eq!(world.send("PUT", "/v1/schedules/b", &body("")).await.status, 200, "one more is not asked for");
+    assert_eq!(world.send("PUT", "/v1/schedules/c", &body("")).await.status, 403);
+    let batch = world.send("POST", "/v1/schedules:batch", &named("d")).await.json();
+    assert_eq!((&batch["status"], &batch["problem"]["quota"]), (&json!(403), &json!("pending_max")));
+    let others = world.send_as(FOREIGN_KEY, "POST", "/v1/schedules", &named("c")).await;
+    assert_eq!(others.status, 201, "each tenant has its own: {}", others.body);
+
+    assert_eq!(world.send("DELETE", "/v1/schedules/a", "").await.status, 200);
+    let mut tries = 0;
+    while create("c").await != made() {
+        tries += 1;
+        assert!(tries < 100, "what is cancelled makes room");
+        world.runtime.sleep(std::time::Duration::from_millis(20)).await;
+    }
+    assert_eq!(create("e").await, refused());
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_new_tenant_has_the_services_quotas_and_pollers_that_follow_them() {
+    let world = World::start().await;
+    let make = async |body: &str| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;
+    assert_eq!(make(r#"{"name":"billing"}"#).await.status, 201);
+    let small = make(
+        r#"{"name":"small","quotas":{"callbacks_per_minute":1000},"ceilings":{"pending_max":5},"egress":{"allow":["loopback"]}}"#,
+    ).await;
+    assert_eq!(small.json()["tenant"]["quotas"]["pending_max"], 5, "{}", small.body);
+    let above = make(r#"{"name":"above","quotas":{"pending_max":6},"ceilings":{"pending_max":5}}"#).await;
+    assert_eq!(above.text("/code"), "quota_ceiling");
+
+    let generations = async |name: &str| {
+        let tenants = world.store.tenants().await.unwrap();
+        tenants.into_iter().find(|tenant| tenant.name == name).unwrap().generations
+    };
+    assert_eq!((generations("billing").await, generations("small").await), (vec![64], vec![2]));
+    let admin = small.text("/key/secret");
+    for (quota, expected) in
+        [(10_000, vec![2, 16]), (1_000, vec![2, 16]), (14_000, vec![2, 16]), (500_000, vec![2, 16, 1_024])]
+    {
+        let patch = json!({"callbacks_per_minute": quota}).to_string();
+        let patched = world.send_as(&admin, "PATCH", "/v1/quotas", &patch).await;
+        assert_eq!(patched.status, 200, "{}", patched.body);
+        assert_eq!(generations("small").await, expected, "after {quota}");
+        let made = world.send_as(&admin, "POST", "/v1/schedules", &named(&format!("at-{quota}"))).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    world.stop().await;
+}

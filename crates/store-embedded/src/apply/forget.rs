@@ -1,0 +1,105 @@
+//! What was over for long is forgotten: first its runs, then the schedule with its id.
+//!
+//! Who asks for it has looked without being in anybody's way; here each is looked at again, and stays if it has changed since.
+
+use std::ops::ControlFlow;
+
+use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
+use store::StoreError;
+
+use super::{Machine, is_server_made};
+use crate::codec::entry::ForgetItem;
+use crate::codec::{Put, key, row, run};
+use crate::index::{Family, Sequence};
+use crate::read::{damaged, take_name};
+
+impl Machine {
+    /// Whether it went.
+    pub(super) fn forget(&self, at: Sequence, item: &ForgetItem) -> Result<bool, StoreError> {
+        match item {
+            ForgetItem::Tick(now) => {
+                let mut value = vec![1];
+                value.u64(at.as_u64());
+                self.index().put(Family::Points, &key::tick(*now), &value, at);
+                Ok(false)
+            }
+            ForgetItem::DropTick(of) => {
+                self.index().remove(Family::Points, &key::tick(*of), at);
+                Ok(false)
+            }
+            ForgetItem::Run { of, seen } => self.forget_run(at, of, Sequence::from_u64(*seen)),
+            ForgetItem::Schedule { incarnation, seen, before } => {
+                self.forget_schedule(at, *incarnation, Sequence::from_u64(*seen), *before)
+            }
+        }
+    }
+
+    fn forget_run(&self, at: Sequence, of: &Occurrence, seen: Sequence) -> Result<bool, StoreError> {
+        let run_key = key::run(of);
+        let Some(value) = self.rows.run_value(&run_key, at)? else { return Ok(false) };
+        let (tenant, _, state) = run::summary(&value).map_err(|error| self.rows.malformed_run(of, error))?;
+        if !RunState::is_final(state) || self.written(&run_key, at)? != Some(seen) {
+            return Ok(false);
+        }
+        let dead_letter = key::dead_letter(tenant, of);
+        if self.rows.has_point(&dead_letter, at)? {
+            self.index().remove(Family::Points, &dead_letter, at);
+        }
+        self.index().remove(Family::Points, &run_key, at);
+        Ok(true)
+    }
+
+    fn forget_schedule(
+        &self,
+        at: Sequence,
+        incarnation: Incarnation,
+        seen: Sequence,
+        before: Timestamp,
+    ) -> Result<bool, StoreError> {
+        let state_key = key::state(incarnation);
+        if self.written(&state_key, at)? != Some(seen) {
+            return Ok(false);
+        }
+        let Some(known) = self.rows.known(incarnation, at)? else { return Ok(false) };
+        let (head, id) = row::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
+        // An owner that starts again reads from `done` on, and asks the records whether a row was fired.
+        let is_done = self.memory().positions(head.poller).done >= before;
+        if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
+            return Ok(false);
+        }
+        if !is_server_made(id, incarnation) {
+            let name_key = key::id(head.tenant, id);
+            let name = self.index().get(Family::Points, &name_key, at).map_err(damaged)?;
+            let named = name.map(|value| take_name(&value)).transpose();
+            // Of an id that was taken again, the name is the other's.
+            if named.map_err(|error| self.rows.malformed(incarnation, error))? == Some(incarnation) {
+                self.index().remove(Family::Points, &name_key, at);
+            }
+        }
+        let labels = row::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
+        self.remove_listed(at, head.tenant, incarnation, &labels);
+        // The state last: a reader that still sees it looks for the row as it was then.
+        self.index().remove(Family::Rows, &key::row(incarnation), at);
+        if known.changed.row != incarnation {
+            self.index().remove(Family::Rows, &key::row(known.changed.row), at);
+        }
+        self.index().remove(Family::Points, &state_key, at);
+        self.rows.states.forget(incarnation);
+        Ok(true)
+    }
+
+    fn has_run(&self, incarnation: Incarnation, at: Sequence) -> Result<bool, StoreError> {
+        let (from, to) = key::run_bounds(incarnation);
+        let mut found = false;
+        let scan = self.index().scan(Family::Points, &from, &to, at, &mut |_, _| {
+            found = true;
+            ControlFlow::Break(())
+        });
+        scan.map_err(damaged)?;
+        Ok(found)
+    }
+
+    fn written(&self, point_key: &[u8], at: Sequence) -> Result<Option<Sequence>, StoreError> {
+        self.index().written(point_key, at).map_err(damaged)
+    }
+}

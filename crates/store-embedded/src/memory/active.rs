@@ -1,0 +1,96 @@
+//! How many schedules of each tenant are active: counted as they change, and written with each checkpoint.
+//!
+//! Always true here: what a checkpoint holds is the count after the last entry in it, so that a replay from there counts on.
+//! A store from before there were counts has none, and they are taken from its schedules once.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use domain::{Status, TenantId};
+use store::StoreError;
+
+use crate::codec::{Malformed, Put as _, Take, key, row};
+use crate::index::{Family, Index, Sequence};
+use crate::read::{Rows, just_after};
+
+/// Schedules that are counted at a time.
+const PAGE: usize = 1_000;
+
+#[derive(Debug, Default)]
+pub(crate) struct Active {
+    counts: BTreeMap<TenantId, u64>,
+    /// Those that differ from what was written last.
+    changed: BTreeSet<TenantId>,
+    /// What was written is whole: a tenant without a row has no active schedule.
+    is_whole: bool,
+}
+
+impl Active {
+    pub(crate) fn of(&self, tenant: TenantId) -> u64 {
+        self.counts.get(&tenant).copied().unwrap_or(0)
+    }
+
+    /// A schedule has become what it was not.
+    pub(crate) fn change(&mut self, tenant: TenantId, before: Option<Status>, after: Status) {
+        let (before, after) = (before == Some(Status::Active), after == Status::Active);
+        if before == after {
+            return;
+        }
+        let count = self.counts.entry(tenant).or_default();
+        // Never below none, whatever rows were lost to a damage.
+        *count = if after { *count + 1 } else { count.saturating_sub(1) };
+        self.changed.insert(tenant);
+    }
+
+    /// Writes what has changed since it was last called, after everything else of the last entry.
+    pub(crate) fn write(&mut self, index: &dyn Index, last_entry: u64) {
+        let at = Sequence::end_of(last_entry);
+        for tenant in std::mem::take(&mut self.changed) {
+            let mut value = vec![1];
+            value.u64(self.of(tenant));
+            index.put(Family::Points, &key::active(tenant), &value, at);
+        }
+        if !std::mem::replace(&mut self.is_whole, true) {
+            index.put(Family::Points, &[key::ACTIVE], &[1], at);
+        }
+    }
+
+    pub(crate) fn take_row(&mut self, row_key: &[u8], value: &[u8]) -> Result<(), Malformed> {
+        if row_key == [key::ACTIVE] {
+            self.is_whole = true;
+            return Ok(());
+        }
+        let mut take = Take::new("a count of active schedules", value);
+        take.version(1)?;
+        self.counts.insert(key::parse_active(row_key)?, take.u64()?);
+        take.end()
+    }
+
+    /// Counts every schedule as it was before `before`, unless the rows that were taken are whole.
+    pub(crate) fn complete(&mut self, rows: &Rows, before: Sequence) -> Result<(), StoreError> {
+        if self.is_whole {
+            return Ok(());
+        }
+        self.counts.clear();
+        let (mut from, mut counted) = (Vec::new(), 0_u64);
+        loop {
+            let numbers = rows.numbers(&from, before, PAGE)?;
+            let Some(last) = numbers.last() else { break };
+            from = just_after(&key::row(*last));
+            for number in numbers {
+                // Others are later specs of an incarnation.
+                let Some(known) = rows.known(number, before)? else { continue };
+                let head = row::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
+                self.change(head.tenant, None, known.changed.state.status);
+                counted += 1;
+            }
+        }
+        self.changed = self.counts.keys().copied().collect();
+        if counted > 0 {
+            tracing::info!(
+                schedules = counted,
+                "schedules were counted, as this build keeps how many are active; once"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,257 @@
+//! What was over for long is forgotten, and nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{DueKey, LabelKey, Occurrence, RunState, Schedule, Status, Term};
+use runtime::Runtime;
+use simulator::{Incident, Simulation, run_seeds};
+use store::{Change, Insert, ListBy, ListRead, OwnerWrite, Positions, Store};
+use store_embedded::{IndexKind, Options};
+
+use crate::support::{Home, POLLER, TENANT, one_shot, small};
+
+const HISTORY: Duration = Duration::from_secs(100);
+const PERIOD: Duration = Duration::from_secs(10);
+
+fn options() -> Options {
+    Options { history: HISTORY, history_period: PERIOD, ..small(IndexKind::Map) }
+}
+
+/// A store and the owner of its one poller.
+struct Owned {
+    runtime: Runtime,
+    home: Home,
+    term: Term,
+}
+
+impl Owned {
+    async fn open(runtime: &Runtime) -> Self {
+        Owned::open_with(runtime, options()).await
+    }
+
+    async fn open_with(runtime: &Runtime, options: Options) -> Self {
+        let home = Home::open(runtime, "/data".as_ref(), options).await;
+        let term = home.store.take(vec![POLLER.shard()]).await.unwrap()[0];
+        Owned { runtime: runtime.clone(), home, term }
+    }
+
+    /// As after a kill, but for what the journal has not been told of yet.
+    async fn reopen(self) -> Self {
+        let runtime = self.runtime.clone();
+        self.home.close().await;
+        Owned::open(&runtime).await
+    }
+
+    async fn write(&self, change: Change) {
+        let write = OwnerWrite { term: self.term, poller: POLLER, change };
+        self.home.store.write(vec![write]).await.unwrap().remove(0).unwrap();
+    }
+
+    /// A one-shot that is due now.
+    async fn insert(&self, number: u64, id: Option<&str>) -> Insert {
+        let insert = one_shot(number, self.runtime.now(), id, b"x");
+        self.home.store.insert(vec![insert.clone()]).await.unwrap();
+        insert
+    }
+
+    async fn book(&self, insert: &Insert, state: RunState, ends: bool) {
+        let run = Run { tenant: TENANT, occurrence: insert.due.occurrence, state, attempts: Vec::new() };
+        self.write(Change::Run { run, then: None, ends }).await;
+    }
+
+    /// The poller is done with all that was due until now, and so much time passes.
+    async fn pass(&self, time: Duration) {
+        let step = PERIOD / 2;
+        for _ in 0..time.as_millis() / step.as_millis() {
+            let now = self.runtime.now();
+            self.write(Change::Positions(Positions { closed: now, done: now })).await;
+            self.runtime.sleep(step).await;
+        }
+    }
+
+    async fn find(&self, of: &Insert) -> Option<Arc<Schedule>> {
+        self.home.store.load(vec![of.schedule.incarnation]).await.unwrap().remove(0)
+    }
+
+    async fn named(&self, of: &Insert) -> Option<Arc<Schedule>> {
+        self.home.store.get(vec![(TENANT, of.schedule.id.clone())]).await.unwrap().remove(0)
+    }
+
+    /// The numbers of what is listed.
+    async fn listed(&self, by: ListBy) -> Vec<u128> {
+        let read = ListRead { tenant: TENANT, by, after: None, limit: 100 };
+        let page = self.home.store.list(read).await.unwrap();
+        page.incarnations.into_iter().map(|incarnation| incarnation.0 & 0xffff).collect()
+    }
+
+    async fn run(&self, of: Occurrence) -> Option<Run> {
+        self.home.store.find_runs(vec![of]).await.unwrap().remove(0)
+    }
+}
+
+/// In two worlds of a seed each.
+fn simulate(test: impl AsyncFn(Runtime)) {
+    for seed in 0..2 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async { test(sim.member("a")).await });
+    }
+}
+
+#[test]
+fn what_was_over_for_long_goes_with_its_runs_and_id_and_all_else_stays() {
+    simulate(async |runtime| {
+        let owned = Owned::open(&runtime).await;
+        let fired = owned.insert(1, Some("fired")).await;
+        owned.book(&fired, RunState::Succeeded, true).await;
+        let dead = owned.insert(2, Some("dead")).await;
+        owned.book(&dead, RunState::Failed, true).await;
+        let cancelled = owned.insert(3, None).await;
+        owned.write(Change::Cancel(cancelled.schedule.incarnation)).await;
+        let retrying = owned.insert(4, Some("retrying")).await;
+        owned.book(&retrying, RunState::Retrying, false).await;
+        let waiting = owned.insert(5, Some("waiting")).await;
+        owned.pass(HISTORY - PERIOD).await;
+        assert!(owned.named(&fired).await.is_some(), "it is not so long ago");
+        let late = owned.insert(6, Some("late")).await;
+        owned.book(&late, RunState::Succeeded, true).await;
+        owned.pass(PERIOD * 3).await;
+
+        let owned = owned.reopen().await;
+        for gone in [&fired, &dead, &cancelled] {
+            assert_eq!((owned.find(gone).await, owned.named(gone).await), (None, None));
+            assert_eq!(owned.run(gone.due.occurrence).await, None);
+        }
+        assert_eq!(owned.home.store.dead_letters(TENANT, None, 10).await.unwrap(), []);
+        assert_eq!(owned.listed(ListBy::All).await, [4, 5, 6], "what is forgotten is not listed");
+        assert_eq!(owned.listed(ListBy::Label(LabelKey::of("team", "a"))).await, [4, 5, 6]);
+        for stays in [&retrying, &waiting, &late] {
+            assert!(owned.find(stays).await.is_some() && owned.named(stays).await.is_some());
+        }
+        assert!(owned.run(retrying.due.occurrence).await.is_some() && owned.run(late.due.occurrence).await.is_some());
+        let again = owned.insert(7, Some("fired")).await;
+        assert_eq!(owned.named(&again).await.map(|found| found.incarnation), Some(again.schedule.incarnation));
+        owned.home.close().await;
+    });
+}
+
+#[test]
+fn a_schedule_that_was_replaced_goes_with_all_of_its_rows_and_an_id_that_was_taken_again_stays() {
+    simulate(async |runtime| {
+        let owned = Owned::open(&runtime).await;
+        let first = owned.insert(1, Some("name")).await;
+        for number in [2, 3] {
+            let put = one_shot(number, owned.runtime.now(), Some("name"), b"other");
+            owned.write(Change::Put(put)).await;
+        }
+        assert_eq!(owned.find(&first).await.map(|found| found.revision.0), Some(2));
+        owned.write(Change::Cancel(first.schedule.incarnation)).await;
+        owned.pass(PERIOD * 2).await;
+        let second = owned.insert(4, Some("name")).await;
+        owned.pass(HISTORY + PERIOD * 2).await;
+        assert_eq!(owned.find(&first).await, None);
+        assert_eq!(owned.named(&second).await.map(|found| found.incarnation), Some(second.schedule.incarnation));
+        let rows = owned.home.store.verify().await.unwrap().rows;
+        assert_eq!(rows[0], 1, "one schedule has one row: {rows:?}");
+        owned.home.close().await;
+    });
+}
+
+#[test]
+fn nothing_goes_while_its_poller_is_not_done_or_it_was_redriven() {
+    simulate(async |runtime| {
+        let owned = Owned::open(&runtime).await;
+        let behind = owned.insert(1, Some("behind")).await;
+        owned.book(&behind, RunState::Succeeded, true).await;
+        let redriven = owned.insert(2, Some("redriven")).await;
+        owned.book(&redriven, RunState::Failed, true).await;
+        owned.runtime.sleep(HISTORY + PERIOD * 3).await;
+        assert!(owned.named(&behind).await.is_some(), "its poller is not done with that time");
+
+        let owned = owned.reopen().await;
+        // The dead letter is as old as the other, and its run goes; so that it is needed it is redriven before.
+        let other = owned.insert(3, Some("other")).await;
+        owned.book(&other, RunState::Failed, true).await;
+        owned.pass(HISTORY - PERIOD * 2).await;
+        let mut of = other.due.occurrence;
+        of.replay = 1;
+        let due = DueKey { position: owned.runtime.now() + PERIOD * 4, occurrence: of, ..other.due };
+        owned.write(Change::Redrive { of: other.due.occurrence, due }).await;
+        owned.pass(PERIOD * 4).await;
+        assert!(owned.named(&behind).await.is_none(), "its poller is done now");
+        assert_eq!(owned.named(&other).await.map(|found| found.status), Some(Status::Ended));
+        owned.home.close().await;
+    });
+}
+
+/// Twenty schedules: of each four the first waits, the others have fired.
+async fn fill(owned: &Owned) -> Vec<Insert> {
+    let mut inserted = Vec::new();
+    for number in 0..20 {
+        let id = (number % 2 == 0).then(|| format!("name-{number}"));
+        let insert = owned.insert(number, id.as_deref()).await;
+        if number % 4 != 0 {
+            owned.book(&insert, RunState::Succeeded, true).await;
+        }
+        inserted.push(insert);
+    }
+    inserted
+}
+
+/// A schedule, its id and its run are there all three, or have gone; at the end those that waited are there.
+async fn check(owned: &Owned, inserted: &[Insert], has_all_time: bool) {
+    for (number, insert) in inserted.iter().enumerate() {
+        let found = owned.find(insert).await.is_some();
+        assert_eq!(owned.named(insert).await.is_some(), found, "{number}");
+        let waits = number % 4 == 0;
+        let run = owned.run(insert.due.occurrence).await.is_some();
+        assert!(found || !run, "{number}: its run outlives it");
+        assert!(found || !waits, "{number}: it waits");
+        assert!(waits || !has_all_time || !found, "{number}: it is over for long");
+    }
+}
+
+#[test]
+fn what_is_forgotten_when_the_power_is_cut_is_there_whole_or_gone_whole() {
+    let coverage = run_seeds("store-embedded-history", 0..40, |sim| {
+        sim.run_until(async {
+            let checkpoint_bytes = [1_000, 4_000, 1 << 30][usize::try_from(sim.seed() % 3).unwrap()];
+            let options = Options { memtable_bytes: 1_000, checkpoint_bytes, ..options() };
+            let mut a = sim.member("a");
+            let (runtime, with) = (a.clone(), options.clone());
+            let filled = sim.call("a", async move {
+                let owned = Owned::open_with(&runtime, with).await;
+                let inserted = fill(&owned).await;
+                owned.pass(HISTORY - PERIOD).await;
+                owned.home.close().await;
+                inserted
+            });
+            let inserted = filled.await.expect("nothing cuts the first life");
+            for _ in 0..4 {
+                let (runtime, with, of) = (a.clone(), options.clone(), inserted.clone());
+                let worked = sim.call("a", async move {
+                    let owned = Owned::open_with(&runtime, with).await;
+                    check(&owned, &of, false).await;
+                    owned.pass(HISTORY).await;
+                });
+                // The first note that is old enough is met with the turn after next: mostly in its midst.
+                let wait = Duration::from_micros(10_000_000 + sim.draw(|random| random.below(10_050_000)));
+                let _cut = sim.outside().timeout(wait, worked).await;
+                if sim.is_up("a") {
+                    sim.crash("a");
+                }
+                a = sim.restart("a");
+            }
+            let last = sim.call("a", async move {
+                let owned = Owned::open_with(&a, options).await;
+                check(&owned, &inserted, false).await;
+                owned.pass(PERIOD * 3).await;
+                check(&owned, &inserted, true).await;
+                owned.home.close().await;
+            });
+            last.await.expect("nothing cuts the last life");
+        });
+    });
+    coverage.assert_happened(&[Incident::Crash]);
+}

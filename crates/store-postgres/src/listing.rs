@@ -1,0 +1,102 @@
+//! What schedules are listed by: an index over all of a tenant's, and a row for each label, which the database keeps itself
+//! (migration 0005). Here is what reads them, and what gives labels to the schedules of before.
+
+use domain::{Incarnation, LabelKey, Spec, TenantId};
+use postgres_client::tokio_postgres::Row;
+use postgres_client::{Failure, Session};
+use store::{ListBy, ListPage, ListRead, StoreError};
+use uuid::Uuid;
+
+use crate::codec;
+use crate::connections::query;
+use crate::engine::Inner;
+use crate::error::{OpenError, store_error};
+use crate::rows::{limit_number, status_number, uuid};
+
+/// By status, as the index has it: of each a page, of which the first make one.
+const ALL: &str = "
+    select incarnation from (
+        (select incarnation from reveille.schedule
+        where tenant = $1 and status = 0 and is_current and incarnation > $2 order by incarnation limit $3)
+        union all
+        (select incarnation from reveille.schedule
+        where tenant = $1 and status = 1 and is_current and incarnation > $2 order by incarnation limit $3)
+        union all
+        (select incarnation from reveille.schedule
+        where tenant = $1 and status = 2 and is_current and incarnation > $2 order by incarnation limit $3)
+    ) s order by incarnation limit $3";
+const BY_STATUS: &str = "select incarnation from reveille.schedule
+    where tenant = $1 and status = $4 and is_current and incarnation > $2 order by incarnation limit $3";
+const BY_LABEL: &str = "select incarnation from reveille.schedule_label
+    where tenant = $1 and label = $4 and incarnation > $2 order by incarnation limit $3";
+
+const UNLABELLED: &str = "select incarnation, spec from reveille.schedule
+    where incarnation > $1 order by incarnation limit $2";
+const LABEL: &str = "update reveille.schedule s set labels = i.labels::bigint[]
+    from unnest($1::uuid[], $2::text[]) as i (incarnation, labels) where s.incarnation = i.incarnation";
+const LABELLED_AT_ONCE: usize = 2_000;
+
+impl Inner {
+    pub(crate) async fn list(&self, read: &ListRead) -> Result<ListPage, StoreError> {
+        let ListRead { tenant: TenantId(tenant), by, after, limit } = *read;
+        let tenant = i64::from(tenant);
+        let after = uuid(after.unwrap_or(Incarnation(0)));
+        // One more tells whether there are more.
+        let rows_max = limit_number(limit) + 1;
+        let rows = match by {
+            ListBy::All => self.readers.query(ALL, &[&tenant, &after, &rows_max]).await,
+            ListBy::Status(status) => {
+                self.readers.query(BY_STATUS, &[&tenant, &after, &rows_max, &status_number(status)]).await
+            }
+            ListBy::Label(label) => {
+                self.readers.query(BY_LABEL, &[&tenant, &after, &rows_max, &label_number(label)]).await
+            }
+        };
+        let of_row = |row: &Row| Incarnation(row.get::<_, Uuid>(0).as_u128());
+        let mut incarnations: Vec<Incarnation> = rows.map_err(store_error)?.iter().map(of_row).collect();
+        let has_more = incarnations.len() > limit;
+        incarnations.truncate(limit);
+        let next = incarnations.last().copied().filter(|_| has_more);
+        Ok(ListPage { incarnations, next })
+    }
+}
+
+/// Only compared for equality, so the highest bit may be the sign.
+fn label_number(label: LabelKey) -> i64 {
+    label.0.cast_signed()
+}
+
+/// The column `labels` as text, as `unnest` takes no array of arrays.
+pub(crate) fn labels_column(spec: &Spec) -> Option<String> {
+    let numbers: Vec<String> =
+        spec.labels.iter().map(|(name, value)| label_number(LabelKey::of(name, value)).to_string()).collect();
+    (!numbers.is_empty()).then(|| format!("{{{}}}", numbers.join(",")))
+}
+
+/// Gives every schedule the column that builds before version 5 did not write.
+pub(crate) async fn label_all(session: &Session) -> Result<(), OpenError> {
+    let mut last = Uuid::nil();
+    loop {
+        let rows = query(session, UNLABELLED, &[&last, &limit_number(LABELLED_AT_ONCE)]).await?;
+        let Some(row) = rows.last() else { return Ok(()) };
+        last = row.get(0);
+        let (mut incarnations, mut labels): (Vec<Uuid>, Vec<String>) = (Vec::new(), Vec::new());
+        for row in &rows {
+            let incarnation: Uuid = row.get(0);
+            let spec = codec::take_spec(&bytes::Bytes::copy_from_slice(row.get(1)));
+            // One that cannot be read is told by whoever asks for it; it must not keep the others from a new version.
+            let Ok(spec) = spec.inspect_err(|error| tracing::warn!(%incarnation, %error, "a schedule has no labels"))
+            else {
+                continue;
+            };
+            if let Some(column) = labels_column(&spec) {
+                incarnations.push(incarnation);
+                labels.push(column);
+            }
+        }
+        if !incarnations.is_empty() {
+            let labelled: Result<_, Failure> = query(session, LABEL, &[&incarnations, &labels]).await;
+            labelled?;
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The API against its own document: Schemathesis, in an environment of its own, and the real server, in a folder of its own.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+
+use crate::stage::{self, CARGO, Counts, run_check};
+use crate::test::python_environment;
+
+const FOLDER: &str = "tools/schemathesis";
+/// The same requests on every run, so that only a change can turn it red.
+const SEED: &str = "1";
+/// For each operation and kind of data.
+const EXAMPLES_MAX: &str = "25";
+/// For each key; what is drawn by then is what is looked at.
+const SECONDS_MAX: &str = "30";
+const START: Duration = Duration::from_secs(30);
+
+/// Whose key, which paths are for it, and which operation is not: an admin that lists the keys and revokes its own is done.
+const RUNS: [(&str, &str, &str); 3] = [
+    ("writer", r"^/(v1/schedules|v1/runs|healthz|readyz|metrics)", "RevokeKey"),
+    ("admin", r"^/v1/(quotas|tenants/\{tenant\}/)", "RevokeKey"),
+    ("operator", r"^/v1/tenants", "Quotas"),
+];
+
+/// # Errors
+/// If the environment cannot be made, or the server does not start.
+pub(crate) fn run() -> anyhow::Result<Counts> {
+    let programs = python_environment("schemathesis", &Path::new(FOLDER).join("requirements.txt"))?;
+    let built =
+        run_check(Command::new(CARGO).args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
+    ensure!(built.failed == 0, "the server does not build");
+    let binary = stage::target()?.join("debug/reveille");
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("data");
+    let server = Server::start(&binary, &data)?;
+    let keys = [
+        ("admin", std::fs::read_to_string(data.join("admin.key"))?),
+        ("operator", std::fs::read_to_string(data.join("operator.key"))?),
+        ("writer", make_key(&binary, &data)?),
+    ];
+    let mut counts = Counts::default();
+    for (role, paths, without) in RUNS {
+        let key = keys.iter().find(|(of, _)| *of == role).map_or("", |(_, key)| key.trim());
+        counts.add(draw(&programs, &server.url, key, paths, without)?);
+    }
+    Ok(counts)
+}
+
+/// One key's requests.
+fn draw(programs: &Path, url: &str, key: &str, paths: &str, without: &str) -> anyhow::Result<Counts> {
+    let mut command = Command::new(stage::root().join(programs).join("schemathesis"));
+    command.env("REVEILLE_KEY", key).current_dir(stage::root().join(FOLDER));
+    command.args(["--config-file", "schemathesis.toml", "run", &format!("{url}/openapi.json"), "--no-color"]);
+    command.args([
+        "--include-path-regex",
+        paths,
+        "--exclude-operation-id",
+        without,
+        "--phases",
+        "examples,coverage,fuzzing",
+        "--max-time",
+        SECONDS_MAX,
+    ]);
+    command.args(["--seed", SEED, "--max-examples", EXAMPLES_MAX, "--generation-deterministic"]);
+    eprintln!("\n== schemathesis {paths}");
+    let status = command.status().context("cannot start schemathesis")?;
+    Ok(if status.success() { Counts { passed: 1, failed: 0 } } else { Counts { passed: 0, failed: 1 } })
+}
+
+fn make_key(binary: &Path, data: &Path) -> anyhow::Result<String> {
+    #[derive(serde::Deserialize)]
+    struct Made {
+        secret: String,
+    }
+    let mut command = Command::new(binary);
+    command.args(["key", "create", "--tenant", "default", "--role", "writer", "--json", "--data"]).arg(data);
+    let output = command.output().context("cannot start the server's binary")?;
+    ensure!(output.status.success(), "no key is made: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(serde_json::from_slice::<Made>(&output.stdout)?.secret)
+}
+
+/// Ends with this.
+struct Server {
+    process: Child,
+    url: String,
+}
+
+impl Server {
+    #[expect(clippy::disallowed_methods, reason = "a chore waits by the clock of the machine it runs on")]
+    fn start(binary: &Path, data: &Path) -> anyhow::Result<Self> {
+        let mut command = Command::new(binary);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(data);
+        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start the server")?;
+        let mut server = Server { process, url: String::new() };
+        let until = Instant::now() + START;
+        while Instant::now() < until {
+            if let Ok(url) = std::fs::read_to_string(data.join("server.url")) {
+                server.url = url.trim().to_owned();
+                return Ok(server);
+            }
+            ensure!(server.process.try_wait()?.is_none(), "the server ended before it was ready");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        anyhow::bail!("the server is not ready after {} s", START.as_secs());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}

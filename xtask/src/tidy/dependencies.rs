@@ -1,0 +1,307 @@
+//! What `deny.toml` says of dependencies: their licences, versions side by side, and where they come from.
+//!
+//! It reads the part of cargo-deny's format that this project uses, so that the file is of use to that program, too, which
+//! itself takes longer to build than all tests to run. A field that it does not know is a mistake: it would be believed to be held.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+
+use super::{File, Finding};
+
+pub(super) const POLICY: &str = "deny.toml";
+
+/// What `cargo metadata` tells of everything that is built.
+#[derive(Deserialize, Debug)]
+pub(super) struct Graph {
+    packages: Vec<Crate>,
+    resolve: Resolve,
+}
+
+#[derive(Deserialize, Debug)]
+struct Resolve {
+    nodes: Vec<Node>,
+}
+
+/// Of what is built for the targets that were asked for.
+#[derive(Deserialize, Debug)]
+struct Node {
+    id: String,
+}
+
+#[derive(Deserialize, Debug)]
+struct Crate {
+    id: String,
+    name: String,
+    version: String,
+    /// In SPDX's words.
+    license: Option<String>,
+    /// `None` for our own.
+    source: Option<String>,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize, Debug)]
+struct Dependency {
+    name: String,
+    req: String,
+    path: Option<String>,
+}
+
+/// `deny.toml`. What is not known to be held here is refused.
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Policy {
+    graph: Targets,
+    licenses: Licenses,
+    bans: Bans,
+    sources: Sources,
+}
+
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+struct Targets {
+    /// One.
+    targets: Vec<String>,
+}
+
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+struct Licenses {
+    allow: BTreeSet<String>,
+}
+
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Bans {
+    multiple_versions: Level,
+    skip: Vec<Named>,
+    wildcards: Level,
+    deny: Vec<Named>,
+}
+
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Sources {
+    unknown_registry: Level,
+    unknown_git: Level,
+    allow_registry: BTreeSet<String>,
+    /// None.
+    allow_git: Vec<String>,
+}
+
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    Deny,
+}
+
+#[derive(Deserialize, PartialEq, Eq, Debug)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    name: String,
+    reason: String,
+}
+
+impl Policy {
+    /// # Errors
+    /// If it is not TOML, or says what is not known here.
+    pub(super) fn read(file: &File) -> anyhow::Result<Self> {
+        let policy: Policy = toml::from_str(&file.text).context(POLICY)?;
+        let without = policy.bans.skip.iter().chain(&policy.bans.deny).find(|named| named.reason.is_empty());
+        ensure!(without.is_none(), "{POLICY}: {without:?} has no reason");
+        ensure!(policy.graph.targets.len() == 1, "{POLICY}: one target is looked at");
+        ensure!(policy.sources.allow_git.is_empty(), "{POLICY}: nothing comes from git");
+        Ok(policy)
+    }
+
+    /// What is built for this is looked at.
+    pub(super) fn target(&self) -> &str {
+        &self.graph.targets[0]
+    }
+
+    fn may_have_versions(&self, name: &str) -> bool {
+        self.bans.skip.iter().any(|named| named.name == name)
+    }
+}
+
+pub(super) fn findings(file: &File, policy: &Policy, graph: &Graph) -> Vec<Finding> {
+    let built: BTreeSet<&str> = graph.resolve.nodes.iter().map(|node| node.id.as_str()).collect();
+    let mut found = Vec::new();
+    let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for it in graph.packages.iter().filter(|it| built.contains(it.id.as_str())) {
+        let Crate { name, version, .. } = it;
+        let mut tell = |what: String| found.push(file.finding(0, format!("{name} {version} {what}")));
+        versions.entry(name).or_default().push(version);
+        if policy.bans.deny.iter().any(|banned| banned.name == *name) {
+            tell("is banned".to_owned());
+        }
+        let Some(source) = &it.source else {
+            for dependency in it.dependencies.iter().filter(|it| it.req == "*" && it.path.is_none()) {
+                tell(format!("takes any version of {}", dependency.name));
+            }
+            continue;
+        };
+        let registry = source.strip_prefix("registry+");
+        if !registry.is_some_and(|registry| policy.sources.allow_registry.contains(registry)) {
+            tell(format!("comes from {source}"));
+        }
+        match &it.license {
+            None => tell("has no licence".to_owned()),
+            Some(license) if !is_allowed(license, &policy.licenses.allow) => tell(format!("is under {license}")),
+            Some(_) => {}
+        }
+    }
+    for (name, versions) in &versions {
+        match (versions.len() > 1, policy.may_have_versions(name)) {
+            (true, false) => found.push(file.finding(0, format!("{name} is there {}", versions.join(" and ")))),
+            (false, true) => found.push(file.finding(0, format!("{name} has one version now; skip it no more"))),
+            (true, true) | (false, false) => {}
+        }
+    }
+    let gone = policy.bans.skip.iter().filter(|named| !versions.contains_key(named.name.as_str()));
+    found.extend(gone.map(|named| file.finding(0, format!("{} is not there any more; skip it no more", named.name))));
+    found
+}
+
+/// Whether one way through `expression` (SPDX; `/` is an old word for `OR`) asks for allowed licences only. An exception
+/// (`WITH`) allows more, so the licence decides.
+fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let mut words = spaced.split_whitespace().peekable();
+    let is_allowed = either(&mut words, allowed);
+    is_allowed && words.next().is_none()
+}
+
+type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+
+fn either(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    let mut is_allowed = both(words, allowed);
+    while words.next_if_eq(&"OR").is_some() {
+        // Not `||`: the words have to be read.
+        is_allowed |= both(words, allowed);
+    }
+    is_allowed
+}
+
+fn both(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    let mut is_allowed = one(words, allowed);
+    while words.next_if_eq(&"AND").is_some() {
+        is_allowed &= one(words, allowed);
+    }
+    is_allowed
+}
+
+fn one(words: &mut Words<'_>, allowed: &BTreeSet<String>) -> bool {
+    if words.next_if_eq(&"(").is_some() {
+        let is_allowed = either(words, allowed);
+        return words.next() == Some(")") && is_allowed;
+    }
+    let is_allowed = words.next().is_some_and(|license| allowed.contains(license));
+    if words.next_if_eq(&"WITH").is_some() {
+        words.next();
+    }
+    is_allowed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        [graph]
+        targets = ["x86_64-unknown-linux-gnu"]
+        [licenses]
+        allow = ["MIT", "ISC"]
+        [bans]
+        multiple-versions = "deny"
+        skip = [{ name = "twice", reason = "others ask for it" }]
+        wildcards = "deny"
+        deny = [{ name = "openssl-sys", reason = "TLS is rustls" }]
+        [sources]
+        unknown-registry = "deny"
+        unknown-git = "deny"
+        allow-registry = ["https://registry.example"]
+        allow-git = []
+    "#;
+
+    fn found(crates: &str) -> Vec<String> {
+        let file = File::new(POLICY, TEXT);
+        let mut packages: Vec<serde_json::Value> = serde_json::from_str(crates).unwrap();
+        for version in ["1.0.0", "2.0.0"] {
+            let twice = r#"{"name":"twice","license":"MIT","source":"registry+https://registry.example"}"#;
+            let mut twice: serde_json::Value = serde_json::from_str(twice).unwrap();
+            twice["version"] = version.into();
+            packages.push(twice);
+        }
+        for (at, package) in packages.iter_mut().enumerate() {
+            package["id"] = at.to_string().into();
+            let fields = package.as_object_mut().unwrap();
+            fields.entry("version").or_insert("1.0.0".into());
+            fields.entry("dependencies").or_insert(serde_json::json!([]));
+        }
+        let nodes: Vec<_> = packages.iter().map(|it| serde_json::json!({"id": it["id"]})).collect();
+        let graph = serde_json::json!({"packages": packages, "resolve": {"nodes": nodes}});
+        let found = findings(&file, &Policy::read(&file).unwrap(), &serde_json::from_value(graph).unwrap());
+        found.into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn what_breaks_the_policy_is_told_and_what_keeps_it_is_not() {
+        const GOOD: &str = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example"}"#;
+        assert_eq!(found(&format!("[{GOOD}]")), [] as [&str; 0]);
+        let bad = |field: &str, value: &str| {
+            let mut bad: serde_json::Value = serde_json::from_str(GOOD).unwrap();
+            bad[field] = serde_json::from_str(value).unwrap();
+            found(&format!("[{bad}]"))
+        };
+        assert_eq!(bad("license", r#""GPL-3.0""#), ["good 1.0.0 is under GPL-3.0"]);
+        assert_eq!(bad("license", "null"), ["good 1.0.0 has no licence"]);
+        assert_eq!(bad("source", r#""git+https://a.example/b""#), ["good 1.0.0 comes from git+https://a.example/b"]);
+        assert_eq!(
+            bad("source", r#""registry+https://b.example""#),
+            ["good 1.0.0 comes from registry+https://b.example"]
+        );
+        assert_eq!(bad("name", r#""openssl-sys""#), ["openssl-sys 1.0.0 is banned"]);
+        let ours =
+            r#"[{"name":"ours","license":null,"source":null,"dependencies":[{"name":"a","req":"*","path":null}]}]"#;
+        assert_eq!(found(ours), ["ours 1.0.0 takes any version of a"]);
+        let two = r#"{"name":"good","license":"MIT","source":"registry+https://registry.example","version":"2.0.0"}"#;
+        assert_eq!(found(&format!("[{GOOD},{two}]")), ["good is there 1.0.0 and 2.0.0"]);
+    }
+
+    #[test]
+    fn a_licence_is_allowed_if_one_way_through_it_is() {
+        let allowed = BTreeSet::from(["MIT".to_owned(), "ISC".to_owned()]);
+        let good = [
+            "MIT",
+            "MIT/Apache-2.0",
+            "Apache-2.0 / MIT",
+            "GPL-3.0 OR MIT",
+            "MIT AND ISC",
+            "(GPL-3.0 OR MIT) AND ISC",
+            "MIT WITH LLVM-exception OR GPL-3.0",
+        ];
+        for expression in good {
+            assert!(is_allowed(expression, &allowed), "{expression}");
+        }
+        for expression in ["", "GPL-3.0", "MIT AND GPL-3.0", "(MIT", "MIT ISC", "ISC AND (GPL-3.0 OR Apache-2.0)", "OR"]
+        {
+            assert!(!is_allowed(expression, &allowed), "{expression}");
+        }
+    }
+
+    #[test]
+    fn a_policy_that_says_what_is_not_held_is_refused() {
+        for (said, instead) in [
+            ("unknown-git = \"deny\"", "unknown-git = \"warn\""),
+            ("wildcards = \"deny\"", "wildcards = \"deny\"\nhighlight = \"all\""),
+            ("[graph]", "[advisories]\nignore = []\n[graph]"),
+            ("\"others ask for it\"", "\"\""),
+            ("allow-git = []", "allow-git = [\"https://a.example\"]"),
+        ] {
+            assert!(Policy::read(&File::new(POLICY, &TEXT.replace(said, instead))).is_err(), "{instead}");
+        }
+    }
+}
