@@ -18,8 +18,9 @@ use domain::{Edition, Schedule, Status};
 
 use crate::refusal::{Kind, Refused, refuse, refuse_fields};
 
-/// Lists of tags as they are mostly written; more is read.
-pub(crate) const PATTERN: &str = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#;
+/// What is read: `*`, or a list, whose members may be missing (RFC 9110, section 5.6.1.2).
+pub(crate) const PATTERN: &str =
+    concat!(r#"^(\*|[ \t,]*"#, r#"((W/)?"[!#-~\x80-\xff]*"([ \t]*,[ \t,]*(W/)?"[!#-~\x80-\xff]*")*[ \t,]*)?)$"#);
 
 /// What a request wants to find.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
