@@ -94,7 +94,9 @@ impl EngineArguments {
     pub(crate) fn postgres(&self) -> anyhow::Result<PostgresEngine> {
         match self.engine()? {
             Engine::Postgres(engine) => Ok(engine),
-            Engine::Embedded => bail!("name the database with --store postgres://USER:PASSWORD@HOST:PORT/DATABASE"),
+            Engine::Embedded => bail!(
+                "a process on a folder of its own is no cluster; for one, name the database with --store postgres://USER:PASSWORD@HOST:PORT/DATABASE"
+            ),
         }
     }
 

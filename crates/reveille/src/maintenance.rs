@@ -15,7 +15,7 @@ use crate::{console, identity};
 #[derive(Args, Debug)]
 pub(crate) struct BackupArguments {
     /// The data folder; a server may run on it
-    #[arg(long, default_value = "./data")]
+    #[arg(long, env = "REVEILLE_DATA", default_value = "./data")]
     data: PathBuf,
     /// The folder to make
     #[arg(long)]
@@ -35,7 +35,7 @@ pub(crate) struct RestoreArguments {
 #[derive(Args, Debug)]
 pub(crate) struct CheckArguments {
     /// The data folder; a server may run on it
-    #[arg(long, default_value = "./data")]
+    #[arg(long, env = "REVEILLE_DATA", default_value = "./data")]
     data: PathBuf,
 }
 

@@ -32,11 +32,11 @@ pub(crate) struct ServeArguments {
     #[arg(long, default_value = "./data", env = "REVEILLE_DATA")]
     data: PathBuf,
     /// Where requests are answered
-    #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN")]
+    #[arg(long, default_value = "127.0.0.1:8080", env = "REVEILLE_LISTEN", value_parser = address)]
     listen: SocketAddr,
     /// A receiver that prints the callbacks it gets, to try things out with; see --no-receiver. None with --store, or with
     /// --listen on other than loopback: the first tenant may not call this machine then
-    #[arg(long, default_value = "127.0.0.1:9000", env = "REVEILLE_RECEIVER")]
+    #[arg(long, default_value = "127.0.0.1:9000", env = "REVEILLE_RECEIVER", value_parser = address)]
     receiver: SocketAddr,
     /// Start no receiver
     #[arg(long, env = "REVEILLE_NO_RECEIVER")]
@@ -103,6 +103,10 @@ pub(crate) async fn serve(runtime: &Runtime, arguments: &ServeArguments) -> anyh
     Ok(())
 }
 
+fn address(text: &str) -> anyhow::Result<SocketAddr> {
+    text.parse().context("it is an address of this machine and a port: 127.0.0.1:8080, [::1]:8080 or 0.0.0.0:8080")
+}
+
 /// A receiver to try things out with; the service does without if there is no port for it.
 async fn try_receiver(runtime: &Runtime, listen: SocketAddr) -> Option<Receiver> {
     let options = receiver::Options::default();
@@ -124,10 +128,10 @@ fn welcome(service: &Service, data: &Path, receiver: &Receiver) -> anyhow::Resul
         return Ok(());
     }
     let key = key.display();
-    let made = if service.is_new { format!("a key for the tenant `default` is in {key}\n") } else { String::new() };
     let (address, receiver) = (service.address, receiver.address);
     let text = format!(
-        r#"{made}ask for a callback in three seconds (it is printed here):
+        r#"the key of the tenant `default` is in {key}
+ask for a callback in three seconds (it is printed here):
 
 curl -sS http://{address}/v1/schedules -H "Authorization: Bearer $(cat '{key}')" -H 'Content-Type: application/json' -d '{{"at":"'$(date -u -d '+3 seconds' +%FT%TZ)'","target":{{"http":{{"url":"http://{receiver}/"}}}},"payload":{{"hello":"world"}}}}'
 "#

@@ -51,8 +51,6 @@ pub(crate) fn store_path(data: &Path) -> PathBuf {
 
 pub(crate) struct Service {
     pub(crate) address: SocketAddr,
-    /// The first start of this data folder: its key has just been made.
-    pub(crate) is_new: bool,
     /// Requests come under TLS.
     pub(crate) is_secured: bool,
     stop_certificate: CancellationToken,
@@ -106,20 +104,20 @@ impl Service {
         let front = async {
             let egress = first_egress(options.server.listen.ip());
             let unlocked = store_key::unlock(runtime, store.clone(), &options.store_key.path(data), true).await?;
-            let made = identity::make_first(runtime, &unlocked, data, options.scheduler.pollers, &egress).await?;
+            identity::make_first(runtime, &unlocked, data, options.scheduler.pollers, &egress).await?;
             let mut registry = build_registry();
             store.register(&mut registry);
             let deliver = Arc::new(deliver(runtime, options, &unlocked, &mut registry)?);
             let started = Scheduler::start(runtime, unlocked.store, deliver, options.scheduler.clone(), registry).await;
             let scheduler = started.context("cannot take over the schedules")?;
-            Ok((made.tenant, bind(runtime, &scheduler, options).await?, scheduler))
+            Ok((bind(runtime, &scheduler, options).await?, scheduler))
         };
         match front.await {
-            Ok((is_new, server, scheduler)) => {
+            Ok((server, scheduler)) => {
                 let (orders, stopped) = watch::channel(());
                 control::listen(runtime, &tasks, data, store.clone(), stopped);
                 let store = Standing::Embedded { store, orders };
-                Ok(Service::new(runtime, options, is_new, server, scheduler, store, tasks))
+                Ok(Service::new(runtime, options, server, scheduler, store, tasks))
             }
             Err(error) => {
                 // The store's threads must not be there when the clock that they wait by is gone.
@@ -150,13 +148,12 @@ impl Service {
         let inbox = inbox::keep_empty(runtime.clone(), store.clone(), scheduler.clone(), limits, stop_peers.clone());
         tasks.spawn("inbox", inbox);
         let store = Standing::Postgres { store, stop_peers, _lock: lock };
-        Ok(Service::new(runtime, options, false, server, scheduler, store, tasks))
+        Ok(Service::new(runtime, options, server, scheduler, store, tasks))
     }
 
     fn new(
         runtime: &Runtime,
         options: &Options,
-        is_new: bool,
         server: Server,
         scheduler: Scheduler,
         store: Standing,
@@ -170,7 +167,7 @@ impl Service {
             });
         }
         let is_secured = options.certificate.is_some();
-        Service { address, is_new, is_secured, stop_certificate, server, scheduler, store, tasks }
+        Service { address, is_secured, stop_certificate, server, scheduler, store, tasks }
     }
 
     /// Of a cluster.

@@ -50,7 +50,10 @@ pub(crate) fn caller(shared: &Shared, headers: &HeaderMap) -> Result<Caller, Ref
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(missing());
     };
-    let (key_id, secret) = value.to_str().ok().and_then(bearer).ok_or_else(missing)?;
+    let key = value.to_str().ok().and_then(bearer).ok_or_else(missing)?;
+    let Some((key_id, secret)) = key.split_once('.') else {
+        return Err(refuse(Kind::InvalidCredentials, "what was sent is no key: one has the form KEY_ID.SECRET"));
+    };
     // The digests have one length and are compared in constant time; a key's id is no secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
     match shared.scheduler.key(key_id) {
@@ -67,11 +70,11 @@ pub(crate) fn caller(shared: &Shared, headers: &HeaderMap) -> Result<Caller, Ref
     }
 }
 
-/// The two parts of a key in a header of the form `Bearer ID.SECRET`.
-fn bearer(value: &str) -> Option<(&str, &str)> {
+/// The key in a header of the form `Bearer KEY`.
+fn bearer(value: &str) -> Option<&str> {
     let (scheme, key) = value.split_once(' ')?;
-    let (id, secret) = key.trim().split_once('.')?;
-    (scheme.eq_ignore_ascii_case("bearer") && !id.is_empty() && !secret.is_empty()).then_some((id, secret))
+    let key = key.trim();
+    (scheme.eq_ignore_ascii_case("bearer") && !key.is_empty()).then_some(key)
 }
 
 fn missing() -> Refused {

@@ -12,18 +12,20 @@ mod runs;
 mod schedules;
 mod tenants;
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, RawQuery, Request, State};
+use axum::extract::{FromRequestParts, Path, RawQuery, Request, State};
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Response};
 use axum::routing::{any, delete, get, post};
 
 use crate::metrics::Route;
-use crate::refusal::{Kind, Refused, refuse};
+use crate::refusal::{Kind, Refused, refuse, refuse_fields};
 use crate::shared::Shared;
 
 pub(crate) use once::PATTERN as IDEMPOTENCY_KEY;
@@ -69,54 +71,109 @@ fn for_users() -> Router<Arc<Shared>> {
         .route("/docs/{part}", get(page_part))
 }
 
-async fn create_tenant(State(shared): App, request: Request) -> Response<Body> {
-    shared.answer(Route::CreateTenant, tenants::create(&shared, request)).await
+async fn create_tenant(State(shared): App, plain: Plain, request: Request) -> Response<Body> {
+    shared
+        .answer(Route::CreateTenant, async {
+            plain.0?;
+            tenants::create(&shared, request).await
+        })
+        .await
 }
 
-async fn tenants(State(shared): App, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Tenants, tenants::list(&shared, &headers)).await
+async fn tenants(State(shared): App, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::Tenants, async {
+            plain.0?;
+            tenants::list(&shared, &headers).await
+        })
+        .await
 }
 
-async fn tenant(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Tenant, tenants::get(&shared, id_text(&name), &headers)).await
+async fn tenant(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::Tenant, async {
+            plain.0?;
+            tenants::get(&shared, id_text(&name), &headers).await
+        })
+        .await
 }
 
-async fn patch_tenant(State(shared): App, name: Id, request: Request) -> Response<Body> {
-    shared.answer(Route::PatchTenant, tenants::patch(&shared, id_text(&name), request)).await
+async fn patch_tenant(State(shared): App, name: Id, plain: Plain, request: Request) -> Response<Body> {
+    shared
+        .answer(Route::PatchTenant, async {
+            plain.0?;
+            tenants::patch(&shared, id_text(&name), request).await
+        })
+        .await
 }
 
-async fn quotas(State(shared): App, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Quotas, async { quotas::get(&shared, &headers) }).await
+async fn quotas(State(shared): App, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared.answer(Route::Quotas, async { plain.0.and_then(|()| quotas::get(&shared, &headers)) }).await
 }
 
-async fn patch_quotas(State(shared): App, request: Request) -> Response<Body> {
-    shared.answer(Route::PatchQuotas, quotas::patch(&shared, request)).await
+async fn patch_quotas(State(shared): App, plain: Plain, request: Request) -> Response<Body> {
+    shared
+        .answer(Route::PatchQuotas, async {
+            plain.0?;
+            quotas::patch(&shared, request).await
+        })
+        .await
 }
 
-async fn create_key(State(shared): App, name: Id, request: Request) -> Response<Body> {
-    shared.answer(Route::CreateKey, tenants::create_key(&shared, id_text(&name), request)).await
+async fn create_key(State(shared): App, name: Id, plain: Plain, request: Request) -> Response<Body> {
+    shared
+        .answer(Route::CreateKey, async {
+            plain.0?;
+            tenants::create_key(&shared, id_text(&name), request).await
+        })
+        .await
 }
 
-async fn keys(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Keys, tenants::keys(&shared, id_text(&name), &headers)).await
+async fn keys(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::Keys, async {
+            plain.0?;
+            tenants::keys(&shared, id_text(&name), &headers).await
+        })
+        .await
 }
 
-async fn revoke_key(State(shared): App, of: IdOfTenant, headers: HeaderMap) -> Response<Body> {
+async fn revoke_key(State(shared): App, of: IdOfTenant, plain: Plain, headers: HeaderMap) -> Response<Body> {
     let (name, id) = id_of_tenant(&of);
-    shared.answer(Route::RevokeKey, tenants::revoke_key(&shared, name, id, &headers)).await
+    shared
+        .answer(Route::RevokeKey, async {
+            plain.0?;
+            tenants::revoke_key(&shared, name, id, &headers).await
+        })
+        .await
 }
 
-async fn create_secret(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::CreateSecret, tenants::create_secret(&shared, id_text(&name), &headers)).await
+async fn create_secret(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::CreateSecret, async {
+            plain.0?;
+            tenants::create_secret(&shared, id_text(&name), &headers).await
+        })
+        .await
 }
 
-async fn secrets(State(shared): App, name: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Secrets, tenants::secrets(&shared, id_text(&name), &headers)).await
+async fn secrets(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::Secrets, async {
+            plain.0?;
+            tenants::secrets(&shared, id_text(&name), &headers).await
+        })
+        .await
 }
 
-async fn delete_secret(State(shared): App, of: IdOfTenant, headers: HeaderMap) -> Response<Body> {
+async fn delete_secret(State(shared): App, of: IdOfTenant, plain: Plain, headers: HeaderMap) -> Response<Body> {
     let (name, id) = id_of_tenant(&of);
-    shared.answer(Route::DeleteSecret, tenants::delete_secret(&shared, name, id, &headers)).await
+    shared
+        .answer(Route::DeleteSecret, async {
+            plain.0?;
+            tenants::delete_secret(&shared, name, id, &headers).await
+        })
+        .await
 }
 
 async fn audit(State(shared): App, name: Id, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
@@ -131,12 +188,22 @@ async fn list(State(shared): App, RawQuery(query): RawQuery, headers: HeaderMap)
     shared.answer(Route::List, listing::list(&shared, query.as_deref(), &headers)).await
 }
 
-async fn batch(State(shared): App, request: Request) -> Response<Body> {
-    shared.answer(Route::Batch, batch::batch(shared.clone(), request)).await
+async fn batch(State(shared): App, plain: Plain, request: Request) -> Response<Body> {
+    shared
+        .answer(Route::Batch, async {
+            plain.0?;
+            batch::batch(shared.clone(), request).await
+        })
+        .await
 }
 
-async fn read(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Get, schedules::get(&shared, id_text(&id), &headers)).await
+async fn read(State(shared): App, id: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::Get, async {
+            plain.0?;
+            schedules::get(&shared, id_text(&id), &headers).await
+        })
+        .await
 }
 
 async fn put(State(shared): App, id: Id, request: Request) -> Response<Body> {
@@ -147,8 +214,13 @@ async fn patch(State(shared): App, id: Id, request: Request) -> Response<Body> {
     shared.answer(Route::Patch, changes::patch(&shared, id_text(&id), request)).await
 }
 
-async fn cancel(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Cancel, changes::cancel(&shared, id_text(&id), &headers)).await
+async fn cancel(State(shared): App, id: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::Cancel, async {
+            plain.0?;
+            changes::cancel(&shared, id_text(&id), &headers).await
+        })
+        .await
 }
 
 async fn schedule_runs(State(shared): App, id: Id, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
@@ -159,8 +231,13 @@ async fn runs(State(shared): App, RawQuery(query): RawQuery, headers: HeaderMap)
     shared.answer(Route::Runs, runs::dead_letters(&shared, query.as_deref(), &headers)).await
 }
 
-async fn redrive(State(shared): App, id: Id, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Redrive, runs::redrive(&shared, id_text(&id), &headers)).await
+async fn redrive(State(shared): App, id: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
+    shared
+        .answer(Route::Redrive, async {
+            plain.0?;
+            runs::redrive(&shared, id_text(&id), &headers).await
+        })
+        .await
 }
 
 async fn document(State(shared): App) -> Response<Body> {
@@ -194,7 +271,8 @@ async fn not_for_users(State(shared): App) -> Response<Body> {
 
 async fn unknown_route(State(shared): App, request: Request) -> Response<Body> {
     let path: String = request.uri().path().chars().take(128).collect();
-    let refused = refuse(Kind::RouteNotFound, format!("{path:?} is no path of this API; docs/http-api.md lists them"));
+    let refused =
+        refuse(Kind::RouteNotFound, format!("{path:?} is no path of this API; /docs and /openapi.json list them"));
     shared.answer(Route::Unknown, async { Err(refused) }).await
 }
 
@@ -202,6 +280,21 @@ async fn unknown_method(State(shared): App, request: Request) -> Response<Body> 
     let method: String = request.method().as_str().chars().take(32).collect();
     let refused = refuse(Kind::MethodNotAllowed, format!("{method} is not taken here; the Allow header says what is"));
     shared.answer(Route::Unknown, async { Err(refused) }).await
+}
+
+/// Of a route that takes no parameters: whether there are none. One that is not known must not be passed over, as somebody means
+/// something by it.
+struct Plain(Result<(), Refused>);
+
+impl<S: Sync> FromRequestParts<S> for Plain {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        let Some(query) = parts.uri.query().filter(|query| !query.is_empty()) else { return Ok(Plain(Ok(()))) };
+        let name: String = query.split(['=', '&']).next().unwrap_or_default().chars().take(64).collect();
+        let error = runs::bad("query", "unknown_parameter", format!("{name:?} is no parameter here; there are none"));
+        Ok(Plain(Err(refuse_fields(Kind::InvalidParameter, "the query cannot be used; see errors", vec![error]))))
+    }
 }
 
 /// A path's id. One that is not even text is nobody's, as the empty one.

@@ -224,16 +224,14 @@ impl Rows {
         };
         let to = key::due_end(read.poller);
         let mut page = DuePage::default();
-        self.collect(Family::Due, &from, &to, read.limit.saturating_add(1), |key, _| {
+        self.walk(Family::Due, &from, &to, |key, _| {
             let (_, due): (PollerId, DueKey) = key::parse_due(key)?;
-            if page.next.is_none() {
-                if page.keys.len() < read.limit && due.position <= read.until {
-                    page.keys.push(due);
-                } else {
-                    page.next = Some(due.position);
-                }
+            if page.keys.len() < read.limit && due.position <= read.until {
+                page.keys.push(due);
+                return Ok(ControlFlow::Continue(()));
             }
-            Ok(())
+            page.next = Some(due.position);
+            Ok(ControlFlow::Break(()))
         })?;
         Ok(page)
     }
@@ -336,4 +334,47 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
         write!(text, "{byte:02x}").expect("a string takes everything");
         text
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use domain::{Incarnation, Revision, TargetKey, TenantId};
+    use store::DueBound;
+
+    use super::*;
+    use crate::index::map::MapIndex;
+
+    const POLLER: PollerId = PollerId { tenant: TenantId(1), generation: 0, number: 0 };
+
+    fn due(second: i64) -> DueKey {
+        let nominal = Timestamp::from_millis(second * 1_000);
+        let occurrence = Occurrence { incarnation: Incarnation(7), revision: Revision(0), nominal, replay: 0 };
+        DueKey { position: nominal, occurrence, attempt: 1, target: TargetKey(0) }
+    }
+
+    /// A poller's rows may be millions, and it is read again and again.
+    #[test]
+    fn what_is_due_is_read_no_further_than_to_the_first_that_is_not() {
+        let simulation = simulator::Simulation::new(1);
+        simulation.run_until(async {
+            let index = MapIndex::open(&simulation.outside(), Path::new("/index")).await.unwrap();
+            for second in 1..=4 {
+                index.put(Family::Due, &key::due(POLLER, &due(second)), &[], Sequence::new(1, 0));
+            }
+            // Whoever comes to this one is told of damage.
+            index.put(Family::Due, &key::due_after(POLLER, due(4).position), &[], Sequence::new(1, 0));
+            let rows = Rows::new(Arc::new(index));
+            let read = |until: i64, limit| {
+                let (after, until) = (DueBound::Instant(Timestamp::from_millis(0)), due(until).position);
+                rows.due(&DueRead { poller: POLLER, after, until, limit }, Timestamp::from_millis(0))
+            };
+            for (until, limit, count) in [(3, 100, 3), (2, 100, 2), (3, 2, 2), (0, 100, 0), (3, 0, 0)] {
+                let page = read(until, limit).unwrap();
+                assert_eq!((page.keys.len(), page.next), (count, Some(due(count as i64 + 1).position)));
+            }
+            assert!(read(4, 100).is_err());
+        });
+    }
 }

@@ -11,7 +11,7 @@ use super::show::harmless;
 /// The error in words, each field by the flag that sets it, and the next step.
 pub(super) fn explain(client: &Client, error: &Error) -> anyhow::Error {
     let mut text = match error {
-        Error::Refused(refused) => refused.problem.detail.clone(),
+        Error::Refused(refused) => format!("{}: {}", refused.problem.title, refused.problem.detail),
         error => error.to_string(),
     };
     if !error.field_errors().is_empty() {
@@ -70,11 +70,20 @@ fn flag_of(pointer: &str) -> Option<&'static str> {
 
 /// It is there, and its certificate is not believed.
 fn is_distrusted(error: &Error) -> bool {
+    has_tls_error(error, |error| matches!(error, rustls::Error::InvalidCertificate(_)))
+}
+
+/// It is there, and what it says is no TLS.
+fn is_plain(error: &Error) -> bool {
+    has_tls_error(error, |error| matches!(error, rustls::Error::InvalidMessage(_)))
+}
+
+fn has_tls_error(error: &Error, is_it: impl Fn(&rustls::Error) -> bool) -> bool {
     let mut source = error.source();
     while let Some(error) = source {
         let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         let found = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        if matches!(found.or_else(|| error.downcast_ref()), Some(rustls::Error::InvalidCertificate(_))) {
+        if found.or_else(|| error.downcast_ref()).is_some_and(&is_it) {
             return true;
         }
         // What another error was wrapped into is told by that one, and not as its source.
@@ -90,6 +99,9 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
             "give the authority that its certificate comes from with --root-certificate or REVEILLE_ROOT_CERTIFICATE, and with \
              --server a name that the certificate is of"
         }
+        (Error::Unreachable { .. }, _) if is_plain(error) => {
+            "what listens there answers in plain HTTP: say `http://` with --server or REVEILLE_URL"
+        }
         (Error::Unreachable { .. }, _) => {
             "start it with `reveille serve`, or say where it is with --server or REVEILLE_URL"
         }
@@ -103,7 +115,8 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
             "look at --key-file or REVEILLE_KEY: the key may be revoked, expired, or of another server"
         }
         (_, Some("role_forbidden")) => {
-            "take a key of another role: an admin makes one with `reveille key create`, and operators' keys are for tenants"
+            "take another key with --key-file: the operator's (`operator.key` in the data folder) makes tenants and raises ceilings, a \
+             tenant's (`admin.key`, or one of `reveille key create`) does all else"
         }
         (_, Some("schedule_not_found")) => "`reveille schedule list` tells which there are",
         (_, Some("run_not_found" | "not_dead_letter")) => "`reveille run dead-letters` tells which there are",
@@ -118,7 +131,8 @@ fn next_step(client: &Client, error: &Error) -> Option<String> {
             "an operator raises it: `reveille quota set --tenant NAME --ceiling QUOTA=NUMBER`"
         }
         (_, Some("schedule_over")) => {
-            "give it a new time with `reveille schedule reschedule`; a cancelled one is made anew with `reveille schedule create`"
+            "one that is cancelled is made anew with `reveille schedule create --id ID --replace`, one that has ended goes on at a new time \
+             with `reveille schedule reschedule`"
         }
         (_, Some("precondition_failed")) => {
             "somebody changed it meanwhile: `reveille schedule get` shows it, and its tag"

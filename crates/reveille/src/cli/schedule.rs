@@ -49,7 +49,8 @@ pub(crate) struct Create {
     /// Have the server check it and tell when it would fire, and make nothing
     #[arg(long, conflicts_with = "file")]
     dry_run: bool,
-    /// Take schedules from a file, `-` for standard input: JSON as the API takes it, one after the other
+    /// Take schedules from a file, `-` for standard input: JSON objects as the API takes them, one after the other; each is made, and none
+    /// tried or replaced
     #[arg(long, value_name = "FILE", conflicts_with_all = ["ask", "replace"])]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -60,6 +61,7 @@ pub(crate) struct Create {
 
 #[derive(Args, Debug)]
 pub(crate) struct Of {
+    /// The schedule's id
     id: String,
     #[command(flatten)]
     output: Output,
@@ -69,6 +71,7 @@ pub(crate) struct Of {
 
 #[derive(Args, Debug)]
 pub(crate) struct Cancel {
+    /// The schedules' ids
     #[arg(required = true)]
     ids: Vec<String>,
     #[command(flatten)]
@@ -79,6 +82,7 @@ pub(crate) struct Cancel {
 
 #[derive(Args, Debug)]
 pub(crate) struct Runs {
+    /// The schedule's id
     id: String,
     #[command(flatten)]
     page: Page,
@@ -147,7 +151,7 @@ async fn cancel(arguments: Cancel) -> anyhow::Result<()> {
 
 fn words_of(cancelled: &Cancelled) -> String {
     match cancelled.result {
-        CancelResult::Cancelled => "cancelled: it will not fire".to_owned(),
+        CancelResult::Cancelled => "cancelled: it will not fire, or not again".to_owned(),
         CancelResult::TooLate => "too late: a callback is on its way; no other will be".to_owned(),
         CancelResult::Pending => {
             format!("pending: its owner is not there; no callback begins after {}", or_dash(cancelled.decided_by))

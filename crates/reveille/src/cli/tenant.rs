@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use reveille_client::TryStreamExt as _;
-use reveille_client::api::{AuditPage, Tenant, TenantList, TenantRequest};
+use reveille_client::api::{AuditPage, Egress, Tenant, TenantList, TenantPatch, TenantRequest};
 
 use super::Output;
 use super::connect::{As, Connect};
@@ -17,13 +17,35 @@ pub(crate) enum Command {
     List(List),
     /// Show a tenant
     Get(Of),
+    /// Set where a tenant's callbacks may go beside public addresses; what is not named is not allowed
+    Egress(EgressOf),
     /// Show what was changed about a tenant, when, and by which key
     Audit(Of),
 }
 
 #[derive(Args, Debug)]
 pub(crate) struct Of {
+    /// The tenant's name
     name: String,
+    #[command(flatten)]
+    output: Output,
+    #[command(flatten)]
+    connect: Connect,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct EgressOf {
+    /// The tenant's name
+    name: String,
+    /// Addresses of this class: loopback, private, link_local or shared
+    #[arg(long, value_name = "CLASS")]
+    allow: Vec<String>,
+    /// Addresses of this network, as 10.1.0.0/16
+    #[arg(long, value_name = "NETWORK")]
+    allow_network: Vec<String>,
+    /// Only https is called
+    #[arg(long)]
+    forbid_http: bool,
     #[command(flatten)]
     output: Output,
     #[command(flatten)]
@@ -43,6 +65,7 @@ pub(super) async fn obey(command: Command) -> anyhow::Result<()> {
         Command::Create(arguments) => create(arguments).await,
         Command::List(arguments) => list(arguments).await,
         Command::Get(arguments) => get(arguments).await,
+        Command::Egress(arguments) => set_egress(arguments).await,
         Command::Audit(arguments) => audit(arguments).await,
     }
 }
@@ -75,13 +98,32 @@ async fn list(arguments: List) -> anyhow::Result<()> {
 async fn get(arguments: Of) -> anyhow::Result<()> {
     let client = arguments.connect.client(As::Operator)?;
     let tenant = client.tenant(&arguments.name).await.map_err(|error| explain(&client, &error))?;
-    if arguments.output.json {
+    show_tenant(tenant, arguments.output)
+}
+
+async fn set_egress(arguments: EgressOf) -> anyhow::Result<()> {
+    let client = arguments.connect.client(As::Operator)?;
+    let EgressOf { allow, allow_network: allow_networks, forbid_http, .. } = arguments;
+    let patch = TenantPatch { egress: Some(Egress { allow, allow_networks, forbid_http }), ..TenantPatch::default() };
+    let tenant = client.update_tenant(&arguments.name, &patch).await.map_err(|error| explain(&client, &error))?;
+    show_tenant(tenant, arguments.output)
+}
+
+fn show_tenant(tenant: Tenant, output: Output) -> anyhow::Result<()> {
+    if output.json {
         return show::json(&tenant);
     }
+    let Egress { allow, allow_networks, forbid_http } = tenant.egress;
+    let mut egress = vec!["public".to_owned()];
+    egress.extend(allow);
+    egress.extend(allow_networks);
+    let scheme = if forbid_http { "https only" } else { "http and https" };
     show::fields(&[
         ("tenant", Some(tenant.name)),
         ("keys", Some(tenant.keys.to_string())),
         ("version", Some(tenant.version.to_string())),
+        ("callbacks to", Some(format!("{}; {scheme}", egress.join(" ")))),
+        ("quotas", Some("`reveille quota get --tenant NAME` shows them".to_owned())),
     ])
 }
 

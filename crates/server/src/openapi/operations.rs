@@ -172,7 +172,8 @@ impl Operation {
             Needs::Reader | Needs::Writer | Needs::Admin | Needs::Operator => refusals.push(Kind::RoleForbidden),
             Needs::AdminOf => refusals.extend([Kind::RoleForbidden, Kind::TenantNotFound]),
         }
-        if !self.parameters.is_empty() {
+        // Even one that takes no parameter refuses those that it does not know.
+        if self.needs != Needs::Nothing {
             refusals.push(Kind::InvalidParameter);
         }
         if self.parameters.contains(&Parameter::IfMatch) {

@@ -195,7 +195,7 @@ fn due_range(from: Option<&str>, until: Option<&str>, errors: &mut Vec<FieldErro
     if (0..=DUE_RANGE_MAX_MILLIS).contains(&millis) {
         return Some(Filter::Due { from, until });
     }
-    let detail = "it is not before due_from, and at most 24 hours after it";
+    let detail = "it has to be at due_from or after it, and at most 24 hours later";
     errors.push(bad("due_until", "out_of_range", detail.to_owned()));
     None
 }

@@ -113,7 +113,8 @@ fn open(path: &Path) -> anyhow::Result<Box<dyn Read + Send>> {
 /// JSON texts one after the other, on as many lines as they like.
 async fn read_all(input: Box<dyn Read + Send>, requests: mpsc::Sender<ScheduleRequest>) -> anyhow::Result<()> {
     for request in serde_json::Deserializer::from_reader(BufReader::new(input)).into_iter() {
-        if requests.send(request?).await.is_err() {
+        let request = request.context("it takes one JSON object after the other, and no list around them")?;
+        if requests.send(request).await.is_err() {
             return Ok(());
         }
     }

@@ -1,6 +1,6 @@
 //! `reveille schedule list`.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
 use reveille_client::{ListBy, Schedule, SchedulePage, ScheduleState, Time};
 use serde::Deserialize as _;
@@ -45,6 +45,7 @@ enum State {
 
 fn label(text: &str) -> anyhow::Result<(String, String)> {
     let (name, value) = text.split_once(':').context("a label is NAME:VALUE")?;
+    ensure!(!name.contains('='), "a label with `=` in its name cannot be asked for; it is NAME:VALUE here");
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
