@@ -42,20 +42,27 @@ pub trait Subject: Send + Sync {
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
 }
 
-/// One promise.
-#[derive(Clone, Copy)]
-pub struct Case {
+/// One promise of an engine that is an `S`.
+pub struct Case<S: ?Sized + 'static = dyn Subject> {
     /// As a sentence, words joined by `_`.
     pub name: &'static str,
-    body: for<'a> fn(&'a dyn Subject) -> LocalBoxFuture<'a, ()>,
+    body: for<'a> fn(&'a S) -> LocalBoxFuture<'a, ()>,
 }
 
-impl Case {
+impl<S: ?Sized> Clone for Case<S> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<S: ?Sized> Copy for Case<S> {}
+
+impl<S: ?Sized> Case<S> {
     /// Runs the case on a subject of its own.
     ///
     /// # Panics
     /// If the promise is broken.
-    pub async fn run(&self, subject: &dyn Subject) {
+    pub async fn run(&self, subject: &S) {
         (self.body)(subject).await;
     }
 
@@ -64,28 +71,31 @@ impl Case {
     /// # Panics
     /// If there is none.
     #[must_use]
-    pub fn named(name: &str) -> Self {
-        *CASES.iter().find(|case| case.name == name).expect("the case's name comes from `conformance_tests!`")
+    pub fn named(cases: &[Case<S>], name: &str) -> Self {
+        *cases.iter().find(|case| case.name == name).expect("the case's name comes from the suite's macro")
     }
 }
 
 // One list makes the table and the tests, so that no case is in one and not in the other. `$dollar` is a `$`, for the
 // macro that this macro makes.
 macro_rules! suite {
-    ($dollar:tt $($module:ident { $($name:ident)* })*) => {
+    ($dollar:tt $subject:ty, $tests:ident, [$($cases:tt)+]; $($module:ident { $($name:ident)* })*) => {
         /// Every promise.
-        pub const CASES: &[Case] = &[
+        pub const CASES: &[Case<$subject>] = &[
             $($(Case { name: stringify!($name), body: |subject| Box::pin($module::$name(subject)) },)*)*
         ];
 
-        /// A `#[test]` of every case, each of which calls the function given with the [`conformance::Case`](Case).
+        /// A `#[test]` of every case of this suite, each of which calls the function given with the
+        /// [`Case`](crate::conformance::Case).
         #[macro_export]
-        macro_rules! conformance_tests {
+        macro_rules! $tests {
             ($dollar run:path) => {
+                use $dollar crate::$($cases)+::CASES;
                 $($(
                     #[test]
                     fn $name() {
-                        $dollar run($dollar crate::conformance::Case::named(stringify!($name)));
+                        let case = $dollar crate::conformance::Case::named(CASES, stringify!($name));
+                        $dollar run(case);
                     }
                 )*)*
             };
@@ -93,7 +103,7 @@ macro_rules! suite {
     };
 }
 
-suite! { $
+suite! { $ dyn Subject, conformance_tests, [conformance];
     ownership {
         a_member_is_seen_as_it_joined
         a_join_made_again_is_a_renewal
@@ -130,3 +140,6 @@ suite! { $
         a_replicas_name_has_a_limit
     }
 }
+
+// After the macro that it uses.
+pub mod tree;

@@ -14,6 +14,7 @@
 //! to the end of its lease by the engine's clock; an ended session never comes back.
 
 pub mod assign;
+mod deadline;
 mod elector;
 mod error;
 mod name;
@@ -23,6 +24,7 @@ pub mod conformance;
 
 pub mod membership;
 pub mod memory;
+pub mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

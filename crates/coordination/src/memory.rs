@@ -9,6 +9,7 @@
 
 mod elector;
 mod model;
+mod tree;
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +25,7 @@ use self::model::Model;
 use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names};
 
 pub use elector::MemoryElector;
+pub use tree::{MemoryTree, MemoryTrees};
 
 /// How the engine in memory behaves within what the port allows.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -82,7 +84,7 @@ impl MemoryOwnership {
 
     /// While cut, calls of this handle are never answered, and those under way may or may not take effect.
     pub fn cut(&self, is_cut: bool) {
-        self.link.is_cut.store(is_cut, Ordering::Relaxed);
+        self.link.cut(is_cut);
     }
 
     async fn call<T>(&self, effect: impl FnOnce(&mut Model, &Moment) -> T) -> Result<T, OwnershipError> {
@@ -99,7 +101,7 @@ impl MemoryOwnership {
             }
             answer
         };
-        self.link.call(effect).await
+        self.link.call(effect).await.map_err(OwnershipError::Unavailable)
     }
 
     fn sessions_end(&self) -> bool {
@@ -198,18 +200,27 @@ impl Link {
         Link { runtime, latency, fail_one_in, is_cut: AtomicBool::new(false) }
     }
 
-    async fn call<T>(&self, effect: impl FnOnce() -> T) -> Result<T, OwnershipError> {
+    fn cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Ordering::Relaxed);
+    }
+
+    fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::Relaxed)
+    }
+
+    /// Why there was no answer, if there was none.
+    async fn call<T>(&self, effect: impl FnOnce() -> T) -> Result<T, String> {
         let fails = |one_in: u32| self.runtime.random().is_multiple_of(u64::from(one_in));
         let failure = self.fail_one_in.filter(|one_in| fails(*one_in)).map(|_| self.runtime.random() % 2);
         self.travel().await;
         if failure == Some(0) {
-            return Err(OwnershipError::Unavailable("in memory, it failed before its effect".to_owned()));
+            return Err("in memory, it failed before its effect".to_owned());
         }
         let answer = effect();
         self.travel().await;
         match failure {
             None => Ok(answer),
-            Some(_) => Err(OwnershipError::Unavailable("in memory, it failed after its effect".to_owned())),
+            Some(_) => Err("in memory, it failed after its effect".to_owned()),
         }
     }
 
@@ -219,7 +230,7 @@ impl Link {
             let spread = u64::try_from(most.saturating_sub(least)).unwrap_or(u64::MAX).saturating_add(1);
             self.runtime.sleep(*latency.start() + Duration::from_nanos(self.runtime.random() % spread)).await;
         }
-        if self.is_cut.load(Ordering::Relaxed) {
+        if self.is_cut() {
             std::future::pending::<()>().await;
         }
     }

@@ -122,7 +122,8 @@ fn another_user_than_the_schemas_owner_works_with_the_permissions_that_are_told(
         sql(&format!("grant usage on schema reveille_coordination to {user}"));
         sql(&format!("grant select, insert, update, delete on all tables in schema reveille_coordination to {user}"));
         let coordination = open(&runtime, &theirs).await;
-        let case = coordination::conformance::Case::named("claims_go_with_those_who_leave");
+        let case =
+            coordination::conformance::Case::named(coordination::conformance::CASES, "claims_go_with_those_who_leave");
         case.run(&Subjected { runtime: runtime.clone(), url: theirs.clone() }).await;
         sql(&format!("revoke all on all tables in schema reveille_coordination from {user}"));
         let refused = coordination.view().await.unwrap_err();

@@ -9,7 +9,7 @@ use runtime::{Monotonic, Runtime};
 
 use super::{Link, MemoryOptions};
 use crate::elector::check_replica;
-use crate::{Answer, Elector, Follower, LEASE_MAX, Leadership};
+use crate::{Answer, Elector, Follower, LEASE_MAX, Leadership, OwnershipError};
 
 /// One group, in memory. [`MemoryElector::reopen`] makes the object of another process.
 pub struct MemoryElector {
@@ -53,14 +53,14 @@ impl MemoryElector {
         MemoryElector { life: runtime.random_u128(), link: Link::new(runtime, &group.options), group }
     }
 
-    async fn call<T>(&self, effect: impl FnOnce(&mut State, Monotonic) -> T) -> Result<T, crate::OwnershipError> {
+    async fn call<T>(&self, effect: impl FnOnce(&mut State, Monotonic) -> T) -> Result<T, OwnershipError> {
         let effect = || {
             let now = self.group.clock.monotonic();
             let mut state = self.group.state.lock().expect("no holder of this lock panics");
             state.forget(now);
             effect(&mut state, now)
         };
-        self.link.call(effect).await
+        self.link.call(effect).await.map_err(OwnershipError::Unavailable)
     }
 }
 

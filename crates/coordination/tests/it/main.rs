@@ -4,6 +4,7 @@
 mod membership;
 mod mutants;
 mod support;
+mod tree;
 
 use coordination::conformance::Case;
 use coordination::memory::MemoryOptions;

@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::conformance::Case;
+use coordination::conformance::{CASES, Case};
 use coordination::memory::{MemoryElector, MemoryOwnership};
 use coordination::{
     Answer, ClaimName, Elector, Follower, Leadership, Member, MemberId, Ownership, OwnershipError, Seen, View,
@@ -92,7 +92,7 @@ fn catches(bug: Bug, case: &str, seed: u64) -> bool {
                 Arc::new(BrokenElector { bug, inner: if bug == Bug::NameAloneLeads { one_life } else { inner } })
             },
         );
-        AssertUnwindSafe(Case::named(case).run(&subject)).catch_unwind().await.is_err()
+        AssertUnwindSafe(Case::named(CASES, case).run(&subject)).catch_unwind().await.is_err()
     })
 }
 

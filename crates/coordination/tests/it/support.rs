@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::conformance::Subject;
-use coordination::memory::{MemoryElector, MemoryOptions, MemoryOwnership};
+use coordination::conformance::{Subject, tree};
+use coordination::memory::{MemoryElector, MemoryOptions, MemoryOwnership, MemoryTree, MemoryTrees};
+use coordination::tree::{SessionId, SessionOptions, Tree};
 use coordination::{Elector, Ownership};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -65,4 +66,39 @@ pub(crate) fn slow() -> MemoryOptions {
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("tokio starts");
     tokio.block_on(async { test(Runtime::real()).await })
+}
+
+/// The tree in memory as a subject of its suite.
+pub(crate) struct MemoryForest {
+    runtime: Runtime,
+    trees: MemoryTrees,
+    opened: Mutex<BTreeMap<SessionId, Arc<MemoryTree>>>,
+}
+
+impl MemoryForest {
+    pub(crate) fn new(runtime: Runtime, options: MemoryOptions) -> Self {
+        MemoryForest { trees: MemoryTrees::new(runtime.clone(), options), runtime, opened: Mutex::default() }
+    }
+}
+
+impl tree::Subject for MemoryForest {
+    fn runtime(&self) -> Runtime {
+        self.runtime.clone()
+    }
+
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>> {
+        async {
+            let tree = self.trees.connect(options).await.expect("a tree in memory opens");
+            self.opened.lock().expect("nothing panics in here").insert(tree.session().id(), tree.clone());
+            tree as Arc<dyn Tree>
+        }
+        .boxed()
+    }
+
+    fn kill(&self, tree: Arc<dyn Tree>) -> BoxFuture<'_, ()> {
+        let id = tree.session().id();
+        let opened = self.opened.lock().expect("nothing panics in here").remove(&id);
+        opened.expect("it was opened here").cut(true);
+        async {}.boxed()
+    }
 }

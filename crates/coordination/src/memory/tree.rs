@@ -1,0 +1,434 @@
+//! The tree within one process: the reference model of the port, the double that tests use, and what a single process runs on. Not
+//! durable: it is gone with its last handle.
+//!
+//! Always true here: a change and all events of it happen in one step, under one lock; no user code runs in it.
+
+mod state;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use runtime::{Monotonic, Runtime, TaskSet};
+
+use self::state::State;
+use super::{Link, MemoryOptions};
+use crate::tree::session::{self, Session, SessionId};
+use crate::tree::{
+    Acl, Answer, Children, CreateMode, Created, Credentials, Done, Event, EventSender, Events, Expected, Grant, Node,
+    NodePath, Op, SessionOptions, Stat, Tree, TreeError, Trees, Watch, WatchSender, check_ops,
+};
+
+/// How long an empty container stays at least, and about as long as it stays at most.
+const CONTAINER_REST: Duration = Duration::from_secs(1);
+
+/// See the module's documentation.
+pub struct MemoryTrees {
+    runtime: Runtime,
+    engine: Arc<Engine>,
+}
+
+struct Engine {
+    clock: Runtime,
+    options: MemoryOptions,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    state: State,
+    last_session: i64,
+    /// Of living sessions; `None`: never.
+    ends: BTreeMap<SessionId, (Duration, Option<Monotonic>)>,
+    watchers: Vec<Watcher>,
+    collected: Monotonic,
+}
+
+struct Watcher {
+    session: SessionId,
+    path: NodePath,
+    what: Watched,
+}
+
+enum Watched {
+    /// Of the node and its data.
+    Node(WatchSender),
+    Children(WatchSender),
+    All(EventSender),
+}
+
+impl Watcher {
+    fn is_wanted(&self) -> bool {
+        match &self.what {
+            Watched::Node(sender) | Watched::Children(sender) => sender.is_wanted(),
+            Watched::All(sender) => sender.is_wanted(),
+        }
+    }
+}
+
+impl MemoryTrees {
+    /// An empty tree. Its clocks are `runtime`'s.
+    #[must_use]
+    pub fn new(runtime: Runtime, options: MemoryOptions) -> Self {
+        let inner = Inner {
+            state: State::new(runtime.now()),
+            last_session: 0,
+            ends: BTreeMap::new(),
+            watchers: Vec::new(),
+            collected: runtime.monotonic(),
+        };
+        let engine = Engine { clock: runtime.clone(), options, inner: Mutex::new(inner) };
+        MemoryTrees { runtime, engine: Arc::new(engine) }
+    }
+
+    /// The same tree, for another member.
+    #[must_use]
+    pub fn reopen(&self, runtime: Runtime) -> Self {
+        MemoryTrees { runtime, engine: self.engine.clone() }
+    }
+
+    /// As [`Trees::open`], for those who break the connection.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn connect(&self, options: SessionOptions) -> Result<Arc<MemoryTree>, TreeError> {
+        let sent = self.runtime.monotonic();
+        let link = Arc::new(Link::new(self.runtime.clone(), &self.engine.options));
+        let SessionOptions { timeout, credentials } = options;
+        let identities = credentials.iter().map(Credentials::identity).collect();
+        let sessions_end = self.engine.options.sessions_end;
+        let opened = link.call(|| {
+            self.engine.step(|inner, now| {
+                inner.last_session += 1;
+                let id = SessionId(inner.last_session);
+                inner.state.open(id, identities);
+                inner.ends.insert(id, (timeout, sessions_end.then(|| now + timeout)));
+                id
+            })
+        });
+        let id = opened.await.map_err(TreeError::Disconnected)?;
+        let session = Session::new(id, if sessions_end { timeout } else { Duration::MAX }, sent);
+        let tree = MemoryTree {
+            engine: self.engine.clone(),
+            link: link.clone(),
+            session: session.clone(),
+            tasks: TaskSet::new(&self.runtime),
+        };
+        let (engine, runtime) = (self.engine.clone(), self.runtime.clone());
+        tree.tasks.spawn("tree session", async move {
+            if sessions_end {
+                let ping = || -> BoxFuture<'static, Result<(), TreeError>> {
+                    let (engine, link, session) = (engine.clone(), link.clone(), session.clone());
+                    Box::pin(async move { engine.call(&link, &session, |_| Ok(())).await })
+                };
+                session::keep(&runtime, &session, ping).await;
+            }
+        });
+        Ok(Arc::new(tree))
+    }
+
+    /// Ends a session as if it had not been heard of for its timeout.
+    pub fn expire(&self, session: SessionId) {
+        self.engine.step(|inner, _| {
+            if let Some((_, end)) = inner.ends.get_mut(&session) {
+                *end = Some(Monotonic::default());
+            }
+        });
+        self.engine.step(|_, _| {});
+    }
+
+    /// The number that the next sequential child of `path` gets.
+    pub fn set_sequence(&self, path: &NodePath, next: i32) {
+        self.engine.step(|inner, _| inner.state.set_creations(path, next));
+    }
+}
+
+impl Trees for MemoryTrees {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        Box::pin(async move { Ok(self.connect(options).await? as Arc<dyn Tree>) })
+    }
+}
+
+impl Engine {
+    /// One step of the engine, sessions whose time has come ended before it.
+    fn step<T>(&self, step: impl FnOnce(&mut Inner, Monotonic) -> T) -> T {
+        let now = self.clock.monotonic();
+        let mut inner = self.inner.lock().expect("no holder of this lock panics");
+        inner.end_sessions(now, self.clock.now());
+        step(&mut inner, now)
+    }
+
+    /// A request of a session, which is a sign of its life.
+    async fn call<T>(
+        &self,
+        link: &Link,
+        session: &Session,
+        effect: impl FnOnce(&mut Inner) -> Result<T, TreeError>,
+    ) -> Result<T, TreeError> {
+        let runtime = &link.runtime;
+        let sent = runtime.monotonic();
+        if !session.is_valid(sent) {
+            return Err(TreeError::SessionLost);
+        }
+        let answer = link.call(|| {
+            self.step(|inner, now| {
+                inner.renew(session.id(), now)?;
+                effect(inner)
+            })
+        });
+        let answer = tokio::select! {
+            biased;
+            () = session.lost() => return Err(TreeError::SessionLost),
+            answer = answer => answer,
+        };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(reason) => {
+                session.suspend();
+                return Err(TreeError::Disconnected(reason));
+            }
+        };
+        if matches!(answer, Err(TreeError::SessionLost)) {
+            session.lose();
+        } else {
+            session.answered(runtime.monotonic(), sent);
+        }
+        answer
+    }
+}
+
+impl Inner {
+    fn end_sessions(&mut self, now: Monotonic, at: domain::Timestamp) {
+        let is_over = |end: &Option<Monotonic>| end.is_some_and(|end| end <= now);
+        let over: Vec<SessionId> = self.ends.iter().filter(|(_, (_, end))| is_over(end)).map(|(id, _)| *id).collect();
+        for id in over {
+            self.end_session(id, at);
+        }
+        if now.since(self.collected) >= CONTAINER_REST {
+            self.collected = now;
+            let events = self.state.collect(at);
+            self.tell(&events);
+        }
+    }
+
+    fn end_session(&mut self, id: SessionId, at: domain::Timestamp) {
+        self.ends.remove(&id);
+        // Its watches end, too: they would tell nobody.
+        self.watchers.retain(|watcher| watcher.session != id);
+        let events = self.state.close(id, at);
+        self.tell(&events);
+    }
+
+    fn renew(&mut self, id: SessionId, now: Monotonic) -> Result<(), TreeError> {
+        let (timeout, end) = self.ends.get_mut(&id).ok_or(TreeError::SessionLost)?;
+        *end = end.map(|_| now + *timeout);
+        Ok(())
+    }
+
+    fn multi(
+        &mut self,
+        session: SessionId,
+        at: domain::Timestamp,
+        ops: Vec<Op>,
+    ) -> Result<Vec<Done>, (usize, TreeError)> {
+        let (done, events) = self.state.multi(session, at, ops)?;
+        self.tell(&events);
+        Ok(done)
+    }
+
+    fn tell(&mut self, events: &[Event]) {
+        for event in events {
+            self.tell_one(event);
+        }
+    }
+
+    fn tell_one(&mut self, event: &Event) {
+        let (Event::Created(path) | Event::Changed(path) | Event::Deleted(path)) = event else { return };
+        let parent = path.parent();
+        let (is_set, is_gone) = (matches!(event, Event::Changed(_)), matches!(event, Event::Deleted(_)));
+        let watchers = std::mem::take(&mut self.watchers);
+        self.watchers = watchers
+            .into_iter()
+            .filter_map(|mut watcher| {
+                let is_it = watcher.path == *path;
+                match watcher.what {
+                    Watched::Node(sender) if is_it => sender.fire(event.clone()),
+                    Watched::Children(sender) if is_it && is_gone => sender.fire(event.clone()),
+                    Watched::Children(sender) if !is_set && parent.as_ref() == Some(&watcher.path) => {
+                        sender.fire(Event::ChildrenChanged(watcher.path.clone()));
+                    }
+                    Watched::All(ref mut sender) if path.is_within(&watcher.path) => {
+                        return sender.send(event.clone()).then_some(watcher);
+                    }
+                    Watched::Node(_) | Watched::Children(_) | Watched::All(_) => return Some(watcher),
+                }
+                None
+            })
+            .collect();
+    }
+
+    fn watch(&mut self, session: SessionId, path: &NodePath, what: impl FnOnce(WatchSender) -> Watched) -> Watch {
+        let (sender, watch) = Watch::new();
+        self.add(Watcher { session, path: path.clone(), what: what(sender) });
+        watch
+    }
+
+    fn add(&mut self, watcher: Watcher) {
+        if self.watchers.len() == self.watchers.capacity() {
+            self.watchers.retain(Watcher::is_wanted);
+        }
+        self.watchers.push(watcher);
+    }
+}
+
+/// A session on a [`MemoryTrees`].
+pub struct MemoryTree {
+    engine: Arc<Engine>,
+    link: Arc<Link>,
+    session: Session,
+    tasks: TaskSet,
+}
+
+impl MemoryTree {
+    /// While cut, calls of this session are never answered, and those under way may or may not take effect.
+    pub fn cut(&self, is_cut: bool) {
+        self.link.cut(is_cut);
+    }
+
+    fn call<'a, T: Send + 'a>(
+        &'a self,
+        effect: impl FnOnce(&mut Inner, SessionId) -> Result<T, TreeError> + Send + 'a,
+    ) -> Answer<'a, T> {
+        let id = self.session.id();
+        Box::pin(self.engine.call(&self.link, &self.session, move |inner| effect(inner, id)))
+    }
+
+    /// One step that is a change.
+    fn change<'a, T: Send + 'a>(&'a self, op: Op, done: impl FnOnce(Done) -> Option<T> + Send + 'a) -> Answer<'a, T> {
+        if let Err(error) = check_ops(std::slice::from_ref(&op)) {
+            return Box::pin(async move { Err(error) });
+        }
+        let at = self.engine.clock.now();
+        self.call(move |inner, id| {
+            let all = inner.multi(id, at, vec![op]).map_err(|(_, error)| error)?;
+            Ok(all.into_iter().next().and_then(done).expect("each step does what was asked"))
+        })
+    }
+}
+
+impl Tree for MemoryTree {
+    fn session(&self) -> &Session {
+        &self.session
+    }
+
+    fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
+        self.change(Op::Create { path: path.clone(), data, mode, acl }, |done| match done {
+            Done::Create(created) => Some(created),
+            Done::Check | Done::Set(_) | Done::Delete => None,
+        })
+    }
+
+    fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
+        self.change(Op::Set { path: path.clone(), data, expected }, |done| match done {
+            Done::Set(stat) => Some(stat),
+            Done::Check | Done::Create(_) | Done::Delete => None,
+        })
+    }
+
+    fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
+        self.change(Op::Delete { path: path.clone(), expected }, |done| (done == Done::Delete).then_some(()))
+    }
+
+    fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
+        if let Err(error) = check_ops(&ops) {
+            return Box::pin(async move { Err(error) });
+        }
+        let at = self.engine.clock.now();
+        self.call(move |inner, id| {
+            inner.multi(id, at, ops).map_err(|(at, error)| match error {
+                TreeError::SessionLost => error,
+                of_a_step => TreeError::Multi { at, source: Box::new(of_a_step) },
+            })
+        })
+    }
+
+    fn get(&self, path: &NodePath) -> Answer<'_, Node> {
+        let path = path.clone();
+        self.call(move |inner, id| inner.state.get(id, &path))
+    }
+
+    fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
+        let path = path.clone();
+        self.call(move |inner, _| Ok(inner.state.exists(&path)))
+    }
+
+    fn children(&self, path: &NodePath) -> Answer<'_, Children> {
+        let path = path.clone();
+        self.call(move |inner, id| inner.state.children(id, &path))
+    }
+
+    fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
+        let path = path.clone();
+        self.call(move |inner, id| Ok((inner.state.get(id, &path)?, inner.watch(id, &path, Watched::Node))))
+    }
+
+    fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
+        let path = path.clone();
+        self.call(move |inner, id| Ok((inner.state.exists(&path), inner.watch(id, &path, Watched::Node))))
+    }
+
+    fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
+        let path = path.clone();
+        self.call(move |inner, id| Ok((inner.state.children(id, &path)?, inner.watch(id, &path, Watched::Children))))
+    }
+
+    fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
+        let path = path.clone();
+        self.call(move |inner, session| {
+            let (sender, events) = Events::new();
+            inner.add(Watcher { session, path, what: Watched::All(sender) });
+            Ok(events)
+        })
+    }
+
+    fn sync(&self) -> Answer<'_, ()> {
+        self.call(|_, _| Ok(()))
+    }
+
+    fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
+        let path = path.clone();
+        self.call(move |inner, id| inner.state.acl(id, &path))
+    }
+
+    fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
+        let path = path.clone();
+        self.call(move |inner, id| inner.state.set_acl(id, &path, &acl))
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        let at = self.engine.clock.now();
+        Box::pin(async move {
+            let closed = self.call(move |inner, id| {
+                inner.end_session(id, at);
+                Ok(())
+            });
+            let answer = closed.await;
+            self.session.lose();
+            match answer {
+                Err(TreeError::SessionLost) => Ok(()),
+                answer => answer,
+            }
+        })
+    }
+}
+
+impl Drop for MemoryTree {
+    fn drop(&mut self) {
+        let (id, at) = (self.session.id(), self.engine.clock.now());
+        self.session.lose();
+        if !self.link.is_cut() {
+            self.engine.step(|inner, _| inner.end_session(id, at));
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! Deliberate bugs in a tree, each of which the suite must see.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use coordination::conformance::Case;
+use coordination::conformance::tree::{CASES, Subject};
+use coordination::tree::{
+    Acl, Answer, Children, CreateMode, Created, Credentials, DATA_BYTES_MAX, Done, Events, Expected, Grant, Node,
+    NodePath, Op, Session, SessionOptions, Stat, Tree, TreeError, Watch,
+};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use runtime::Runtime;
+use simulator::Simulation;
+
+use crate::support::{MemoryForest, slow};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Bug {
+    AccessIsOpen,
+    ChildrenWatchesAreOfData,
+    ClosingLeavesNodes,
+    ContainersArePersistent,
+    DeletionsExpectNothing,
+    EverybodyIsAlice,
+    LimitsAreIgnored,
+    MultiIsTornApart,
+    MultiTellsNoStep,
+    NumbersAreNotCounted,
+    ReadsAreStale,
+    SetsExpectNothing,
+    WatchesComeLate,
+    WatchesOutliveSessions,
+}
+
+const CAUGHT_BY: &[(Bug, &str)] = &[
+    (Bug::AccessIsOpen, "a_creators_node_is_closed_to_strangers"),
+    (Bug::AccessIsOpen, "a_list_is_told_as_it_was_made"),
+    (Bug::ChildrenWatchesAreOfData, "a_watch_on_children_fires_for_its_own_only"),
+    (Bug::ClosingLeavesNodes, "ephemerals_go_when_their_session_is_closed"),
+    (Bug::ContainersArePersistent, "a_container_goes_after_its_last_child"),
+    (Bug::DeletionsExpectNothing, "a_change_that_expects_another_version_changes_nothing"),
+    (Bug::EverybodyIsAlice, "a_readable_node_is_read_by_all_and_changed_by_its_creator"),
+    (Bug::LimitsAreIgnored, "too_many_bytes_are_refused"),
+    (Bug::MultiIsTornApart, "a_multi_that_fails_changes_nothing_and_tells_its_step"),
+    (Bug::MultiIsTornApart, "a_multi_happens_as_one_change"),
+    (Bug::MultiTellsNoStep, "a_check_guards_what_comes_with_it"),
+    (Bug::NumbersAreNotCounted, "sequential_names_rise_and_are_never_given_again"),
+    (Bug::SetsExpectNothing, "increments_by_version_lose_nothing"),
+    (Bug::ReadsAreStale, "what_others_did_is_read_after_a_sync"),
+    (Bug::WatchesComeLate, "a_watch_fires_before_the_change_is_read"),
+    (Bug::WatchesOutliveSessions, "watches_end_with_their_session"),
+];
+
+#[test]
+fn each_deliberate_bug_in_a_tree_is_caught_by_its_case() {
+    let missed: Vec<_> =
+        CAUGHT_BY.iter().filter(|(bug, case)| !(0..20).any(|seed| catches(*bug, case, seed))).collect();
+    assert!(missed.is_empty(), "no seed catches {missed:?}");
+}
+
+/// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
+fn catches(bug: Bug, case: &str, seed: u64) -> bool {
+    let simulation = Simulation::new(seed);
+    simulation.run_until(async {
+        let subject = BrokenForest { bug, inner: MemoryForest::new(simulation.outside(), slow()) };
+        AssertUnwindSafe(Case::named(CASES, case).run(&subject)).catch_unwind().await.is_err()
+    })
+}
+
+struct BrokenForest {
+    bug: Bug,
+    inner: MemoryForest,
+}
+
+impl Subject for BrokenForest {
+    fn runtime(&self) -> Runtime {
+        self.inner.runtime()
+    }
+
+    fn open(&self, mut options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>> {
+        if self.bug == Bug::EverybodyIsAlice {
+            let (name, password) = ("alice".to_owned(), "of the looking-glass".to_owned());
+            options.credentials = vec![Credentials { name, password }];
+        }
+        async {
+            let (bug, runtime) = (self.bug, self.inner.runtime());
+            let (inner, seen) = (self.inner.open(options).await, Mutex::default());
+            Arc::new(Broken { bug, runtime, inner, seen }) as Arc<dyn Tree>
+        }
+        .boxed()
+    }
+
+    /// Of no case that is in the table.
+    fn kill(&self, _: Arc<dyn Tree>) -> BoxFuture<'_, ()> {
+        unreachable!("cases in which a process dies are not here")
+    }
+}
+
+struct Broken {
+    bug: Bug,
+    runtime: Runtime,
+    inner: Arc<dyn Tree>,
+    /// What was read first.
+    seen: Mutex<BTreeMap<NodePath, Node>>,
+}
+
+impl Broken {
+    fn is(&self, bug: Bug) -> bool {
+        self.bug == bug
+    }
+
+    fn watch(&self, mut inner: Watch) -> Watch {
+        if !self.is(Bug::WatchesComeLate) && !self.is(Bug::WatchesOutliveSessions) {
+            return inner;
+        }
+        let ((sender, watch), runtime, is_late) = (Watch::new(), self.runtime.clone(), self.is(Bug::WatchesComeLate));
+        let task = self.runtime.spawn("watch", async move {
+            match (&mut inner).await {
+                Ok(event) => {
+                    runtime.sleep(if is_late { Duration::from_secs(1) } else { Duration::ZERO }).await;
+                    sender.fire(event);
+                }
+                Err(_) if is_late => {}
+                Err(_) => std::future::pending().await,
+            }
+        });
+        drop(task);
+        watch
+    }
+
+    fn data(&self, data: Bytes) -> Bytes {
+        let kept = if self.is(Bug::LimitsAreIgnored) { data.len().min(DATA_BYTES_MAX) } else { data.len() };
+        data.slice(..kept)
+    }
+
+    fn expected(&self, expected: Expected, bug: Bug) -> Expected {
+        if self.is(bug) { Expected::Any } else { expected }
+    }
+}
+
+impl Tree for Broken {
+    fn session(&self) -> &Session {
+        self.inner.session()
+    }
+
+    fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
+        let acl = if self.is(Bug::AccessIsOpen) { Acl::Open } else { acl };
+        let (path, data) = (path.clone(), self.data(data));
+        async move {
+            let mode = match mode {
+                CreateMode::Ephemeral if self.is(Bug::ClosingLeavesNodes) => CreateMode::Persistent,
+                CreateMode::Container if self.is(Bug::ContainersArePersistent) => CreateMode::Persistent,
+                mode if mode.is_sequential() && self.is(Bug::NumbersAreNotCounted) => {
+                    let parent = path.parent().expect("it is not the root");
+                    let count = self.inner.children(&parent).await?.names.len();
+                    let numbered = NodePath::new(&format!("{path}{count:010}")).expect("it is a path");
+                    return self.inner.create(&numbered, data, CreateMode::Persistent, acl).await;
+                }
+                mode => mode,
+            };
+            self.inner.create(&path, data, mode, acl).await
+        }
+        .boxed()
+    }
+
+    fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
+        self.inner.set(path, self.data(data), self.expected(expected, Bug::SetsExpectNothing))
+    }
+
+    fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
+        self.inner.delete(path, self.expected(expected, Bug::DeletionsExpectNothing))
+    }
+
+    fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
+        async move {
+            if !self.is(Bug::MultiIsTornApart) {
+                return self.inner.multi(ops).await.map_err(|error| match error {
+                    TreeError::Multi { source, .. } if self.is(Bug::MultiTellsNoStep) => *source,
+                    error => error,
+                });
+            }
+            let mut done = Vec::new();
+            for (at, op) in ops.into_iter().enumerate() {
+                let one = self.inner.multi(vec![op]).await.map_err(|error| match error {
+                    TreeError::Multi { source, .. } => TreeError::Multi { at, source },
+                    error => error,
+                });
+                done.extend(one?);
+            }
+            Ok(done)
+        }
+        .boxed()
+    }
+
+    fn get(&self, path: &NodePath) -> Answer<'_, Node> {
+        let path = path.clone();
+        async move {
+            let node = self.inner.get(&path).await?;
+            let mut seen = self.seen.lock().expect("nothing panics in here");
+            let first = seen.entry(path).or_insert_with(|| node.clone()).clone();
+            Ok(if self.is(Bug::ReadsAreStale) { first } else { node })
+        }
+        .boxed()
+    }
+
+    fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
+        self.inner.exists(path)
+    }
+
+    fn children(&self, path: &NodePath) -> Answer<'_, Children> {
+        self.inner.children(path)
+    }
+
+    fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
+        let path = path.clone();
+        async move {
+            let (node, watch) = self.inner.get_and_watch(&path).await?;
+            Ok((node, self.watch(watch)))
+        }
+        .boxed()
+    }
+
+    fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
+        self.inner.exists_and_watch(path)
+    }
+
+    fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
+        let path = path.clone();
+        async move {
+            let (children, watch) = self.inner.children_and_watch(&path).await?;
+            let watch = match self.is(Bug::ChildrenWatchesAreOfData) {
+                true => self.inner.get_and_watch(&path).await?.1,
+                false => watch,
+            };
+            Ok((children, self.watch(watch)))
+        }
+        .boxed()
+    }
+
+    fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
+        self.inner.watch_all(path)
+    }
+
+    fn sync(&self) -> Answer<'_, ()> {
+        self.inner.sync()
+    }
+
+    fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
+        self.inner.acl(path)
+    }
+
+    fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
+        self.inner.set_acl(path, acl)
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        self.inner.close()
+    }
+}
