@@ -437,6 +437,31 @@ async fn a_request_without_a_good_key_is_turned_away() {
     world.stop().await;
 }
 
+/// Somebody means something by it: as `dry_run` of a cancellation, which there is not.
+#[tokio::test]
+async fn a_parameter_that_a_route_does_not_know_is_refused() {
+    let world = World::start().await;
+    world.send("PUT", "/v1/schedules/a", r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/"}}}"#).await;
+    for (method, path) in [
+        ("DELETE", "/v1/schedules/a?dry_run=true"),
+        ("GET", "/v1/schedules/a?foo"),
+        ("GET", "/v1/schedules?foo=1"),
+        ("GET", "/v1/schedules/a/runs?foo=1"),
+        ("PUT", "/v1/schedules/a?foo=1"),
+        ("POST", "/v1/schedules?foo=1"),
+        ("POST", "/v1/schedules:batch?dry_run=true"),
+        ("GET", "/v1/quotas?tenant=b"),
+        ("PATCH", "/v1/quotas?dry_run=true"),
+        ("POST", "/v1/runs/r/redrive?dry_run=true"),
+    ] {
+        let answer = world.send(method, path, "").await;
+        assert_eq!(answer.status, 400, "{method} {path}");
+        assert_eq!(answer.json()["errors"][0]["code"], "unknown_parameter", "{method} {path}");
+    }
+    assert_eq!(world.send("GET", "/v1/schedules/a?", "").await.json()["state"], "active");
+    world.stop().await;
+}
+
 #[tokio::test]
 async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
     let world = World::start().await;
@@ -445,7 +470,7 @@ async fn a_path_a_method_and_a_media_type_that_are_not_taken_are_told() {
         content-type: application/problem+json
         {
           "code": "route_not_found",
-          "detail": "\"/v2/schedules\" is no path of this API; docs/http-api.md lists them",
+          "detail": "\"/v2/schedules\" is no path of this API; /docs and /openapi.json list them",
           "request_id": "REQUEST",
           "status": 404,
           "title": "There is nothing at this path",
