@@ -13,7 +13,7 @@ struct Need {
 
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
-const NEEDS: [Need; 8] = [
+const NEEDS: [Need; 10] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
@@ -21,6 +21,9 @@ const NEEDS: [Need; 8] = [
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
+    // ZooKeeper and its like run in the one; the other fetches their jars.
+    Need { program: "java", arguments: &["-version"], package: "default-jre-headless" },
+    Need { program: "mvn", arguments: &["--version"], package: "maven" },
     // Whichever version the system has; the crate `engines` starts servers of its own, and leaves the system's alone.
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },
 ];

@@ -9,4 +9,8 @@
 #![expect(clippy::disallowed_methods, reason = "no part of the product; see above")]
 
 mod certificate;
+mod guard;
+pub mod java;
+mod port;
 pub mod postgres;
+pub mod zookeeper;

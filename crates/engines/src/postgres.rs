@@ -3,9 +3,8 @@
 mod programs;
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +12,9 @@ use anyhow::{Context, bail, ensure};
 use rustix::process::{Pid, Signal};
 
 use programs::Programs;
+
+use crate::guard::Guard;
+use crate::port::free_port;
 
 /// The super-user's password. Its characters try whether a URL's are decoded.
 pub const PASSWORD: &str = "p@ss:word/1";
@@ -70,7 +72,7 @@ impl Postgres {
         let parent = options.parent.unwrap_or_else(std::env::temp_dir);
         let made = tempfile::Builder::new().prefix("reveille-postgres-").tempdir_in(&parent);
         let folder = made.with_context(|| format!("cannot make a folder in {}", parent.display()))?.keep();
-        let guard = Guard::start(&folder)?;
+        let guard = Guard::start(&folder, GUARD)?;
         programs.make_cluster(&folder, PASSWORD)?;
         let mut settings = options.settings;
         if options.tls {
@@ -273,42 +275,14 @@ impl Drop for Postgres {
     }
 }
 
-/// A shell that waits for this process's end, however it comes: the pipe to it is then closed. It ends the server and
-/// deletes the folder. (A parent-death signal would come when the *thread* that started the server ends, as those of tests do.)
-#[derive(Debug)]
-struct Guard {
-    shell: Child,
-    pipe: Option<ChildStdin>,
-}
-
+/// Ends the server, in order if it can.
 const GUARD: &str = r#"
-read -r _
 is_running() { [ -n "$pid" ] && [ "$(readlink "/proc/$pid/cwd")" = "$1/data" ] && ! grep -q '^State:.*Z' "/proc/$pid/status"; }
 pid=$(head -n 1 "$1/data/postmaster.pid")
 if is_running "$1"; then kill -QUIT "$pid"; kill -CONT "$pid" $(cat "/proc/$pid/task/$pid/children"); fi
 for _ in $(seq 500); do is_running "$1" || break; sleep 0.02; done
 if is_running "$1"; then kill -KILL "$pid"; fi
-rm -rf "$1" || { sleep 1; rm -rf "$1"; }
 "#;
-
-impl Guard {
-    fn start(folder: &Path) -> anyhow::Result<Guard> {
-        use std::os::unix::process::CommandExt;
-
-        let mut command = Command::new("sh");
-        command.args(["-c", GUARD, "guard"]).arg(folder).current_dir("/");
-        // A group of its own: what ends the tests from a terminal must not end it.
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        let mut shell = command.spawn().context("cannot start sh")?;
-        let pipe = shell.stdin.take();
-        Ok(Guard { shell, pipe })
-    }
-
-    fn end(&mut self) {
-        drop(self.pipe.take());
-        drop(self.shell.wait());
-    }
-}
 
 fn data_of(folder: &Path) -> PathBuf {
     folder.join("data")
@@ -337,16 +311,4 @@ fn children_of(postmaster: &Child) -> Vec<Pid> {
 fn is_running(pid: Pid) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
     status.is_ok_and(|status| !status.lines().any(|line| line.starts_with("State:") && line.contains('Z')))
-}
-
-/// Below the ports that this machine gives to connections, so that one stopped for a while gets its own again.
-fn free_port() -> anyhow::Result<u16> {
-    for _ in 0..100 {
-        let random = getrandom::u32().context("no randomness")? % 12_000;
-        let port = 20_000 + u16::try_from(random).expect("it is below 12,000");
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    bail!("no port from 20,000 to 32,000 is free")
 }

@@ -24,15 +24,15 @@ use crate::tree::{
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;
 
-    /// Of sessions whose end is waited for; the shortest that the engine gives and a busy machine keeps.
+    /// Of sessions whose end is waited for. A ping must come in time on a busy machine, too, which may stand still for most of a second.
     fn timeout(&self) -> Duration {
-        Duration::from_millis(400)
+        Duration::from_secs(2)
     }
 
     /// As another process opens it.
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>>;
 
-    /// As the process of the session that was opened last dies: nothing more is heard of it.
+    /// As the process of this session is cut off or dies: nothing more is heard of it, and it may live on.
     fn kill(&self, tree: Arc<dyn Tree>) -> BoxFuture<'_, ()>;
 }
 

@@ -1,9 +1,12 @@
 //! What tells of changes.
 
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use futures_util::Stream;
+use futures_util::future::BoxFuture;
+use futures_util::stream::{BoxStream, poll_fn};
+use futures_util::{FutureExt as _, Stream, StreamExt as _};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{NodePath, TreeError};
@@ -23,19 +26,23 @@ pub enum Event {
 
 /// A future of the first event after the read that it came with. [`TreeError::SessionLost`] if the session ended first. A connection that
 /// was lost and found again loses no event. Dropped, it is taken back.
-#[derive(Debug)]
 #[must_use = "a watch that is dropped tells nothing"]
-pub struct Watch(oneshot::Receiver<Event>);
+pub struct Watch(BoxFuture<'static, Result<Event, TreeError>>);
 
-/// The engine's side of a [`Watch`]; dropped, the session has ended.
+/// The far side of a [`Watch`]; dropped, the session has ended.
 #[derive(Debug)]
 pub struct WatchSender(oneshot::Sender<Event>);
 
 impl Watch {
+    /// For engines: `event` is ready before a read shows what it tells of.
+    pub fn of(event: impl Future<Output = Result<Event, TreeError>> + Send + 'static) -> Self {
+        Watch(Box::pin(event))
+    }
+
     /// For engines.
     pub fn new() -> (WatchSender, Self) {
         let (sender, receiver) = oneshot::channel();
-        (WatchSender(sender), Watch(receiver))
+        (WatchSender(sender), Watch::of(async { receiver.await.map_err(|_gone| TreeError::SessionLost) }))
     }
 }
 
@@ -55,19 +62,22 @@ impl Future for Watch {
     type Output = Result<Event, TreeError>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(cx).map(|event| event.map_err(|_gone| TreeError::SessionLost))
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for Watch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watch")
     }
 }
 
 /// All that happens, in its order; ends with the session. As many events wait as [`Events::WAITING_MAX`]: to who is
 /// slower the rest is told as one [`Event::Gap`].
-#[derive(Debug)]
 #[must_use = "events that are not read tell nothing"]
-pub struct Events {
-    receiver: mpsc::Receiver<Event>,
-}
+pub struct Events(BoxStream<'static, Event>);
 
-/// The engine's side of [`Events`]; dropped, the session has ended.
+/// The far side of [`Events`]; dropped, the session has ended.
 #[derive(Debug)]
 pub struct EventSender {
     sender: mpsc::Sender<Event>,
@@ -79,14 +89,19 @@ impl Events {
     pub const WAITING_MAX: usize = 4_096;
 
     /// For engines.
+    pub fn of(events: impl Stream<Item = Event> + Send + 'static) -> Self {
+        Events(events.boxed())
+    }
+
+    /// For engines.
     pub fn new() -> (EventSender, Self) {
-        let (sender, receiver) = mpsc::channel(Self::WAITING_MAX);
-        (EventSender { sender, is_behind: false }, Events { receiver })
+        let (sender, mut receiver) = mpsc::channel(Self::WAITING_MAX);
+        (EventSender { sender, is_behind: false }, Events::of(poll_fn(move |cx| receiver.poll_recv(cx))))
     }
 
     /// Without waiting: `None` if nothing is there yet, or any more.
     pub fn try_next(&mut self) -> Option<Event> {
-        self.receiver.try_recv().ok()
+        self.next().now_or_never().flatten()
     }
 }
 
@@ -115,7 +130,13 @@ impl Stream for Events {
     type Item = Event;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        self.receiver.poll_recv(cx)
+        self.0.poll_next_unpin(cx)
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Events")
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn ephemerals_go_when_their_process_has_died(subject: &dyn Subj
 pub(super) async fn an_ephemeral_stays_while_its_process_lives(subject: &dyn Subject) {
     let (watcher, living) = (Peer::open(subject).await, Peer::open_short(subject).await);
     let created = living.create("/e", "", CreateMode::Ephemeral).await;
-    subject.runtime().sleep(subject.timeout() * 3).await;
+    subject.runtime().sleep(subject.timeout() * 3 / 2).await;
     assert_eq!(watcher.exists("/e").await, Some(created.stat));
     assert!(living.tree.session().is_valid(subject.runtime().monotonic()));
 }

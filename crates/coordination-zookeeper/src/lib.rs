@@ -1,0 +1,378 @@
+//! The tree on a real ZooKeeper (3.5 and later), through the client of kezhuw.
+//!
+//! What the client does: sessions, reconnecting, watches kept over that, requests in their order. What is done here: the port's types and
+//! errors, the session's deadline by our own clock (`coordination::tree::session`), and what a connection that was lost means for
+//! [`Events`].
+//!
+//! Always true here: the client, and with it the session, is given up once the session is lost by our clock.
+
+mod translate;
+mod url;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use coordination::tree::session::{self, Session, SessionId};
+use coordination::tree::{
+    Acl, Answer, Children, CreateMode, Created, Credentials, Done, Event, Events, Expected, Grant, Node, NodePath, Op,
+    Sequence, SessionOptions, Stat, Tree, TreeError, Trees, Watch, check_data, check_ops,
+};
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+use runtime::{Runtime, TaskSet};
+use zookeeper_client as zk;
+
+use translate::{acls_of, error_of, event_of, grants_of, mode_of, stat_of, version_of};
+pub use url::{ZookeeperUrl, ZookeeperUrlError};
+
+/// To connect, of one [`Trees::open`].
+const CONNECT_MAX: Duration = Duration::from_secs(30);
+/// Until the server has said that a session is closed.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+
+/// Where sessions are opened: a server or an ensemble.
+pub struct ZookeeperTrees {
+    runtime: Runtime,
+    url: ZookeeperUrl,
+}
+
+impl ZookeeperTrees {
+    #[must_use]
+    pub fn new(runtime: Runtime, url: ZookeeperUrl) -> Self {
+        ZookeeperTrees { runtime, url }
+    }
+
+    async fn connect(&self, options: &SessionOptions) -> Result<zk::Client, TreeError> {
+        let mut connector = zk::Client::connector().with_session_timeout(options.timeout);
+        for Credentials { name, password } in &options.credentials {
+            connector = connector.with_auth("digest", format!("{name}:{password}").as_bytes());
+        }
+        let connected = self.runtime.timeout(CONNECT_MAX, connector.connect(self.url.servers())).await;
+        let client = connected.ok_or_else(|| TreeError::Disconnected("no server answered in time".to_owned()))?;
+        let client = client.map_err(|error| match error {
+            zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
+            error => TreeError::Disconnected(error.to_string()),
+        })?;
+        let Some(root) = self.url.root() else { return Ok(client) };
+        // The root that the URL names is open to all, as ZooKeeper's own is; those who want it closed make it before.
+        let options = zk::CreateMode::Persistent.with_acls(zk::Acls::anyone_all());
+        client.mkdir(root.as_str(), &options).await.map_err(error_of)?;
+        client.chroot(root.as_str().to_owned()).map_err(|_| TreeError::Invalid(format!("{root} is no root")))
+    }
+}
+
+impl Trees for ZookeeperTrees {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        Box::pin(async move {
+            let client = self.connect(&options).await?;
+            // Connecting may have taken long: the deadline counts from a request whose sending was seen.
+            let sent = self.runtime.monotonic();
+            client.check_stat("/").await.map_err(error_of)?;
+            let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
+            Ok(Arc::new(ZookeeperTree::keep(&self.runtime, session, client)) as Arc<dyn Tree>)
+        })
+    }
+}
+
+/// One session. The client ends it when its last clone is dropped, or with this process.
+struct ZookeeperTree {
+    runtime: Runtime,
+    session: Session,
+    /// `None` once the session has ended.
+    client: Arc<Mutex<Option<zk::Client>>>,
+    _tasks: TaskSet,
+}
+
+impl ZookeeperTree {
+    fn keep(runtime: &Runtime, session: Session, client: zk::Client) -> Self {
+        let (tasks, pinged) = (TaskSet::new(runtime), client.clone());
+        let client = Arc::new(Mutex::new(Some(client)));
+        let (world, kept, held) = (runtime.clone(), session.clone(), client.clone());
+        tasks.spawn("zookeeper session", async move {
+            let ping = || -> BoxFuture<'static, Result<(), TreeError>> {
+                let client = pinged.clone();
+                Box::pin(async move { client.check_stat("/").await.map(drop).map_err(error_of) })
+            };
+            session::keep(&world, &kept, ping).await;
+            drop(held.lock().expect("no holder of this lock panics").take());
+        });
+        ZookeeperTree { runtime: runtime.clone(), session, client, _tasks: tasks }
+    }
+
+    fn client(&self) -> Result<zk::Client, TreeError> {
+        let client = self.client.lock().expect("no holder of this lock panics").clone();
+        client.filter(|_| self.session.is_valid(self.runtime.monotonic())).ok_or(TreeError::SessionLost)
+    }
+
+    /// A request. An answer, a refusal included, is a sign of life.
+    async fn ask<T, F>(&self, request: impl FnOnce(zk::Client) -> F) -> Result<T, TreeError>
+    where
+        F: Future<Output = Result<T, TreeError>>,
+    {
+        let sent = self.runtime.monotonic();
+        let client = self.client()?;
+        let answer = tokio::select! {
+            biased;
+            () = self.session.lost() => Err(TreeError::SessionLost),
+            answer = request(client) => answer,
+        };
+        match &answer {
+            Err(TreeError::SessionLost) => self.session.lose(),
+            Err(TreeError::Disconnected(_)) => self.session.suspend(),
+            Ok(_) | Err(_) => self.session.answered(self.runtime.monotonic(), sent),
+        }
+        answer
+    }
+
+    fn watch(&self, inner: zk::OneshotWatcher) -> Watch {
+        let session = self.session.clone();
+        Watch::of(async move {
+            tokio::select! {
+                biased;
+                event = inner.changed() => event_of(&event).ok_or(TreeError::SessionLost),
+                () = session.lost() => Err(TreeError::SessionLost),
+            }
+        })
+    }
+
+    fn events(&self, inner: zk::PersistentWatcher) -> Events {
+        let session = self.session.clone();
+        Events::of(stream::unfold((inner, session), async |(mut inner, session)| {
+            loop {
+                let event = tokio::select! {
+                    biased;
+                    event = inner.changed() => event,
+                    () = session.lost() => return None,
+                };
+                match (event.event_type, event.session_state) {
+                    (zk::EventType::Session, state) if state.is_terminated() => return None,
+                    // What happened while nobody was connected was told to nobody.
+                    (zk::EventType::Session, zk::SessionState::SyncConnected) => {
+                        return Some((Event::Gap, (inner, session)));
+                    }
+                    (zk::EventType::Session, _) => {}
+                    _ => match event_of(&event) {
+                        Some(event) => return Some((event, (inner, session))),
+                        None => return Some((Event::Gap, (inner, session))),
+                    },
+                }
+            }
+        }))
+    }
+}
+
+impl Tree for ZookeeperTree {
+    fn session(&self) -> &Session {
+        &self.session
+    }
+
+    fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
+        let path = path.clone();
+        Box::pin(async move {
+            check_data(data.len())?;
+            let acls = acls_of(&acl)?;
+            self.ask(async |client| {
+                let options = mode_of(mode).with_acls(zk::Acls::new(&acls));
+                let (stat, sequence) = client.create(path.as_str(), &data, &options).await.map_err(error_of)?;
+                let path = match mode.is_sequential() {
+                    true => numbered(&path, sequence)?,
+                    false => path.clone(),
+                };
+                Ok(Created { path, stat: stat_of(&stat) })
+            })
+            .await
+        })
+    }
+
+    fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
+        let path = path.clone();
+        Box::pin(async move {
+            check_data(data.len())?;
+            self.ask(async |client| {
+                let set = client.set_data(path.as_str(), &data, version_of(expected)).await;
+                set.map(|stat| stat_of(&stat)).map_err(error_of)
+            })
+            .await
+        })
+    }
+
+    fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| client.delete(path.as_str(), version_of(expected)).await.map_err(error_of)).await
+        })
+    }
+
+    fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
+        Box::pin(async move {
+            check_ops(&ops)?;
+            self.ask(async |client| {
+                let mut writer = client.new_multi_writer();
+                for (at, op) in ops.iter().enumerate() {
+                    let added = add(&mut writer, op);
+                    added.map_err(|error| TreeError::Multi { at, source: Box::new(error) })?;
+                }
+                let done = writer.commit().await.map_err(|error| match error {
+                    zk::MultiWriteError::RequestFailed { source } => error_of(source),
+                    zk::MultiWriteError::OperationFailed { index: at, source } => {
+                        TreeError::Multi { at, source: Box::new(error_of(source)) }
+                    }
+                })?;
+                done.into_iter().map(translate::done_of).collect()
+            })
+            .await
+        })
+    }
+
+    fn get(&self, path: &NodePath) -> Answer<'_, Node> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let (data, stat) = client.get_data(path.as_str()).await.map_err(error_of)?;
+                Ok(Node { data: data.into(), stat: stat_of(&stat) })
+            })
+            .await
+        })
+    }
+
+    fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let stat = client.check_stat(path.as_str()).await.map_err(error_of)?;
+                Ok(stat.map(|stat| stat_of(&stat)))
+            })
+            .await
+        })
+    }
+
+    fn children(&self, path: &NodePath) -> Answer<'_, Children> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let (names, stat) = client.get_children(path.as_str()).await.map_err(error_of)?;
+                Ok(in_order(names, &stat))
+            })
+            .await
+        })
+    }
+
+    fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let (data, stat, watcher) = client.get_and_watch_data(path.as_str()).await.map_err(error_of)?;
+                Ok((Node { data: data.into(), stat: stat_of(&stat) }, self.watch(watcher)))
+            })
+            .await
+        })
+    }
+
+    fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let (stat, watcher) = client.check_and_watch_stat(path.as_str()).await.map_err(error_of)?;
+                Ok((stat.map(|stat| stat_of(&stat)), self.watch(watcher)))
+            })
+            .await
+        })
+    }
+
+    fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let (names, stat, watcher) = client.get_and_watch_children(path.as_str()).await.map_err(error_of)?;
+                Ok((in_order(names, &stat), self.watch(watcher)))
+            })
+            .await
+        })
+    }
+
+    fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let mode = zk::AddWatchMode::PersistentRecursive;
+                let watcher = client.watch(path.as_str(), mode).await.map_err(error_of)?;
+                Ok(self.events(watcher))
+            })
+            .await
+        })
+    }
+
+    fn sync(&self) -> Answer<'_, ()> {
+        Box::pin(self.ask(async |client| client.sync("/").await.map_err(error_of)))
+    }
+
+    fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
+        let path = path.clone();
+        Box::pin(async move {
+            self.ask(async |client| {
+                let (acls, _) = client.get_acl(path.as_str()).await.map_err(error_of)?;
+                Ok(grants_of(&acls))
+            })
+            .await
+        })
+    }
+
+    fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
+        let path = path.clone();
+        Box::pin(async move {
+            let acls = acls_of(&acl)?;
+            self.ask(async |client| {
+                let set = client.set_acl(path.as_str(), &acls, None).await;
+                set.map(|stat| stat_of(&stat)).map_err(error_of)
+            })
+            .await
+        })
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        Box::pin(async move {
+            let client = self.client.lock().expect("no holder of this lock panics").take();
+            self.session.lose();
+            let Some(client) = client else { return Ok(()) };
+            let mut states = client.state_watcher();
+            drop(client);
+            let closed =
+                async { while !states.peek_state().is_terminated() && !states.changed().await.is_terminated() {} };
+            match self.runtime.timeout(CLOSE_MAX, closed).await {
+                Some(()) => Ok(()),
+                None => Err(TreeError::Disconnected("the session ends by itself, its timeout after now".to_owned())),
+            }
+        })
+    }
+}
+
+impl Drop for ZookeeperTree {
+    fn drop(&mut self) {
+        self.session.lose();
+    }
+}
+
+fn in_order(mut names: Vec<String>, stat: &zk::Stat) -> Children {
+    names.sort_unstable();
+    Children { names, stat: stat_of(stat) }
+}
+
+fn numbered(path: &NodePath, sequence: zk::CreateSequence) -> Result<NodePath, TreeError> {
+    let number = i32::try_from(sequence.into_i64()).map(Sequence);
+    let numbered = number.ok().and_then(|number| NodePath::new(&format!("{path}{number}")).ok());
+    numbered.ok_or_else(|| TreeError::Invalid("the server gave a number of more than 32 bits".to_owned()))
+}
+
+fn add(writer: &mut zk::MultiWriter<'_>, op: &Op) -> Result<(), TreeError> {
+    let added = match op {
+        Op::Check { path, expected } => writer.add_check_version(path.as_str(), version_of(*expected).unwrap_or(-1)),
+        Op::Create { path, data, mode, acl } => {
+            let acls = acls_of(acl)?;
+            writer.add_create(path.as_str(), data, &mode_of(*mode).with_acls(zk::Acls::new(&acls)))
+        }
+        Op::Set { path, data, expected } => writer.add_set_data(path.as_str(), data, version_of(*expected)),
+        Op::Delete { path, expected } => writer.add_delete(path.as_str(), version_of(*expected)),
+    };
+    added.map_err(error_of)
+}

@@ -1,0 +1,7 @@
+//! Against real servers, which `engines` starts.
+
+#![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
+
+mod conformance;
+mod proxy;
+mod support;

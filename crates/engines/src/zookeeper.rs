@@ -1,0 +1,256 @@
+//! ZooKeeper: one server, or an ensemble of three.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use rustix::process::{Pid, Signal};
+
+use crate::guard::Guard;
+use crate::java;
+use crate::port::free_port;
+
+/// The server's unit of time. A session's timeout is from two to two hundred of it.
+pub const TICK: Duration = Duration::from_millis(100);
+const START_MAX: Duration = Duration::from_secs(60);
+/// Of a look whether something has happened.
+const PERIOD: Duration = Duration::from_millis(20);
+
+/// Servers of this process's own. Dropping it stops them and deletes their folder.
+#[derive(Debug)]
+pub struct Zookeeper {
+    jars: PathBuf,
+    folder: PathBuf,
+    servers: Vec<Server>,
+    guard: Guard,
+}
+
+#[derive(Debug)]
+struct Server {
+    folder: PathBuf,
+    port: u16,
+    /// `None` while it is stopped.
+    process: Mutex<Option<Child>>,
+}
+
+/// The single server of this process, started by whoever asks first. It ends soon after the process.
+///
+/// # Panics
+/// If it cannot be started: no test that asks for it could go on.
+pub fn shared() -> &'static Zookeeper {
+    static SHARED: OnceLock<Zookeeper> = OnceLock::new();
+    SHARED.get_or_init(|| Zookeeper::start(1).expect("Java and Maven are installed, and ZooKeeper starts"))
+}
+
+impl Zookeeper {
+    /// So many servers, one ensemble; answers once it serves.
+    ///
+    /// # Errors
+    /// If Java or Maven are not installed, or it does not start; its logs are then part of the error.
+    pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
+        let jars = java::jars("zookeeper")?;
+        // A port may be taken by somebody else between the look and the start.
+        let mut attempts_left = 3;
+        loop {
+            attempts_left -= 1;
+            match Zookeeper::try_start(&jars, count) {
+                Err(error) if attempts_left > 0 && format!("{error:#}").contains("Address already in use") => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn try_start(jars: &Path, count: usize) -> anyhow::Result<Zookeeper> {
+        let folder = tempfile::Builder::new().prefix("reveille-zookeeper-").tempdir()?.keep();
+        let guard = Guard::start(&folder, GUARD)?;
+        let mut ports = Vec::new();
+        for _ in 0..count {
+            ports.push((free_port()?, free_port()?, free_port()?));
+        }
+        let members: Vec<String> = ports
+            .iter()
+            .enumerate()
+            .map(|(at, (_, peer, election))| format!("server.{}=127.0.0.1:{peer}:{election}", at + 1))
+            .collect();
+        let mut servers = Vec::new();
+        for (at, (port, ..)) in ports.iter().enumerate() {
+            let own = folder.join((at + 1).to_string());
+            fs::create_dir_all(own.join("data"))?;
+            fs::write(own.join("data/myid"), (at + 1).to_string())?;
+            let members = if count > 1 { members.join("\n") } else { String::new() };
+            fs::write(own.join("zoo.cfg"), configuration(&own, *port, &members))?;
+            servers.push(Server { folder: own, port: *port, process: Mutex::default() });
+        }
+        let zookeeper = Zookeeper { jars: jars.to_owned(), folder, servers, guard };
+        zookeeper.servers.iter().try_for_each(|server| server.spawn(&zookeeper.jars))?;
+        zookeeper.servers.iter().try_for_each(Server::wait)?;
+        Ok(zookeeper)
+    }
+
+    /// `HOST:PORT` of each, with commas between them.
+    #[must_use]
+    pub fn addresses(&self) -> String {
+        let addresses: Vec<String> = self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+        addresses.join(",")
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Of the server `at`, from 0.
+    #[must_use]
+    pub fn port(&self, at: usize) -> u16 {
+        self.servers[at].port
+    }
+
+    /// All of their files.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// What the server `at` says to a four-letter command, as `srvr`.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub fn ask(&self, at: usize, command: &str) -> anyhow::Result<String> {
+        self.servers[at].ask(command)
+    }
+
+    /// Which of them leads the ensemble now.
+    ///
+    /// # Errors
+    /// If none says that it does.
+    pub fn leader(&self) -> anyhow::Result<usize> {
+        let leads = |at: &usize| self.ask(*at, "srvr").is_ok_and(|text| text.contains("Mode: leader"));
+        (0..self.count()).find(leads).context("no server leads")
+    }
+
+    /// Ends the server `at` by SIGKILL. Harmless if it is stopped.
+    ///
+    /// # Errors
+    /// If it cannot.
+    pub fn kill(&self, at: usize) -> anyhow::Result<()> {
+        if let Some(mut process) = self.servers[at].process().take() {
+            process.kill()?;
+            process.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Starts the server `at` again, on the same data and port, killing it first if it runs; answers once it serves.
+    ///
+    /// # Errors
+    /// If it does not start; its log is then part of the error.
+    pub fn restart(&self, at: usize) -> anyhow::Result<()> {
+        self.kill(at)?;
+        self.servers[at].spawn(&self.jars)?;
+        self.servers[at].wait()
+    }
+
+    /// Stops the server `at` where it is: connections stay open, and nothing answers.
+    ///
+    /// # Errors
+    /// If it is not running.
+    pub fn pause(&self, at: usize) -> anyhow::Result<()> {
+        self.servers[at].signal(Signal::STOP)
+    }
+
+    /// Lets it go on after [`Zookeeper::pause`].
+    ///
+    /// # Errors
+    /// If it is not running.
+    pub fn resume(&self, at: usize) -> anyhow::Result<()> {
+        self.servers[at].signal(Signal::CONT)
+    }
+}
+
+impl Server {
+    fn process(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, jars: &Path) -> anyhow::Result<()> {
+        let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
+        let mut command = java::command(jars);
+        // Empty containers are looked for more often than once a minute.
+        command.args(["-Dznode.container.checkIntervalMs=500", "-Dzookeeper.admin.enableServer=false"]);
+        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.folder.join("zoo.cfg"));
+        command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let process = command.spawn().context("cannot start java: install the package `default-jre-headless`")?;
+        fs::write(self.folder.join("pid"), process.id().to_string())?;
+        *self.process() = Some(process);
+        Ok(())
+    }
+
+    /// Until it serves: `imok` would be no sign of that.
+    fn wait(&self) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while !self.ask("srvr").is_ok_and(|text| text.contains("Mode:")) {
+            let has_ended = self.process().as_mut().is_none_or(|process| !matches!(process.try_wait(), Ok(None)));
+            if has_ended || start.elapsed() > START_MAX {
+                let log = fs::read(self.folder.join("server.log")).unwrap_or_default();
+                bail!("ZooKeeper does not start; its log:\n{}", String::from_utf8_lossy(&log));
+            }
+            std::thread::sleep(PERIOD);
+        }
+        Ok(())
+    }
+
+    fn ask(&self, command: &str) -> anyhow::Result<String> {
+        let address = ([127, 0, 0, 1], self.port).into();
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        stream.write_all(command.as_bytes())?;
+        stream.shutdown(Shutdown::Write)?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        ensure!(!text.is_empty(), "it does not know {command}");
+        Ok(text)
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        let process = self.process();
+        let pid = Pid::from_child(process.as_ref().context("the server is stopped")?);
+        rustix::process::kill_process(pid, signal).context("cannot signal ZooKeeper")
+    }
+}
+
+impl Drop for Zookeeper {
+    fn drop(&mut self) {
+        for server in &self.servers {
+            if let Some(mut process) = server.process().take() {
+                drop(process.kill());
+                drop(process.wait());
+            }
+        }
+        self.guard.end();
+    }
+}
+
+fn configuration(folder: &Path, port: u16, members: &str) -> String {
+    format!(
+        "tickTime={tick}\ninitLimit=100\nsyncLimit=50\nminSessionTimeout={least}\nmaxSessionTimeout={most}\n\
+         dataDir={data}\nclientPort={port}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\nadmin.enableServer=false\n\
+         4lw.commands.whitelist=*\n{members}\n",
+        tick = TICK.as_millis(),
+        least = 2 * TICK.as_millis(),
+        most = 600 * TICK.as_millis(),
+        data = folder.join("data").display(),
+    )
+}
+
+/// Ends whatever still runs in the folder.
+const GUARD: &str = r#"
+for file in "$1"/*/pid; do
+  pid=$(cat "$file") && [ "$(readlink "/proc/$pid/cwd")" = "$(dirname "$file")" ] && kill -KILL "$pid"
+done
+"#;
