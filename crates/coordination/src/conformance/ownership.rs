@@ -145,7 +145,7 @@ pub(super) async fn a_batch_is_answered_in_order_and_whole(subject: &dyn Subject
 
 pub(super) async fn an_empty_batch_is_answered(subject: &dyn Subject) {
     let peer = Peer::join(subject, 1, LONG).await;
-    assert_eq!(peer.claim(&[]).await, []);
+    assert_eq!(peer.claim(&[]).await, [false; 0]);
     peer.release(&[]).await;
     peer.leave().await;
     assert_eq!(peer.try_claim(&[]).await, Err(OwnershipError::Lost));
