@@ -49,6 +49,8 @@ pub(crate) struct SoakArguments {
 
 /// From a cart's last move to its callback, in minutes: longer than until it may be called off.
 const DUE_MINUTES: u32 = 2;
+/// Of fewer in a minute the hundredth slowest is chance: neither told nor judged.
+const SAMPLES_MIN: u64 = 1_000;
 /// What no callback is waited for longer than, after the last was due.
 const LATE_MAX: Duration = Duration::from_secs(60);
 
@@ -120,7 +122,7 @@ impl Shop<'_> {
             minute: number + 1,
             requests: answered,
             failed: made.failed() + moved.failed() + called_off.failed(),
-            create_p99_ms: p99_ms(&made.latency).unwrap_or(0.0),
+            create_p99_ms: p99_ms(&made.latency),
             change_p99_ms: p99_ms(&moved.latency),
             callbacks: lateness.len(),
             lateness_p99_ms: p99_ms(&lateness),
@@ -171,7 +173,7 @@ impl Shop<'_> {
 
 #[expect(clippy::cast_precision_loss, reason = "microseconds stay far below 2^52")]
 fn p99_ms(micros: &Histogram<u64>) -> Option<f64> {
-    (!micros.is_empty()).then(|| micros.value_at_quantile(0.99) as f64 / 1_000.0)
+    (micros.len() >= SAMPLES_MIN).then(|| micros.value_at_quantile(0.99) as f64 / 1_000.0)
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -179,7 +181,7 @@ struct Minute {
     minute: u64,
     requests: u64,
     failed: u64,
-    create_p99_ms: f64,
+    create_p99_ms: Option<f64>,
     change_p99_ms: Option<f64>,
     callbacks: u64,
     lateness_p99_ms: Option<f64>,
@@ -206,11 +208,11 @@ impl Minute {
         let whole = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.0}"));
         let Counts { lost, doubled, early, unwanted, .. } = self.counts;
         let text = format!(
-            "{:>6}  {:>8}  {:>6}  {:>13.2}  {:>13}  {:>9}  {:>11}  {:>8}  {:>8.0}  {lost:>4}  {doubled:>7}  {early:>5}  {unwanted:>8}",
+            "{:>6}  {:>8}  {:>6}  {:>13}  {:>13}  {:>9}  {:>11}  {:>8}  {:>8.0}  {lost:>4}  {doubled:>7}  {early:>5}  {unwanted:>8}",
             self.minute,
             self.requests,
             self.failed,
-            self.create_p99_ms,
+            or_dash(self.create_p99_ms),
             or_dash(self.change_p99_ms),
             self.callbacks,
             or_dash(self.lateness_p99_ms),
@@ -227,10 +229,13 @@ impl Minute {
 fn figures(minutes: &[Minute]) -> Vec<Figure> {
     let half = &minutes[minutes.len() / 2..];
     let of = |figure: fn(&Minute) -> Option<f64>| half.iter().filter_map(figure).collect::<Vec<f64>>();
-    vec![
+    let levels = [
         Figure { name: "memory", unit: "MiB", slack: 32.0, values: of(|minute| minute.memory_mib) },
         Figure { name: "disk", unit: "MiB", slack: 64.0, values: of(|minute| Some(minute.disk_mib)) },
+    ];
+    let percentiles = [
         Figure { name: "lateness p99", unit: "ms", slack: 5.0, values: of(|minute| minute.lateness_p99_ms) },
-        Figure { name: "create p99", unit: "ms", slack: 5.0, values: of(|minute| Some(minute.create_p99_ms)) },
-    ]
+        Figure { name: "create p99", unit: "ms", slack: 5.0, values: of(|minute| minute.create_p99_ms) },
+    ];
+    levels.into_iter().chain(percentiles.into_iter().filter(|figure| !figure.values.is_empty())).collect()
 }
