@@ -26,8 +26,8 @@ use zookeeper_client as zk;
 use translate::{acls_of, error_of, event_of, grants_of, mode_of, stat_of, version_of};
 pub use url::{ZookeeperUrl, ZookeeperUrlError};
 
-/// To connect, of one [`Trees::open`].
-const CONNECT_MAX: Duration = Duration::from_secs(30);
+/// Of one [`Trees::open`].
+const OPEN_MAX: Duration = Duration::from_secs(30);
 /// Until the server has said that a session is closed.
 const CLOSE_MAX: Duration = Duration::from_secs(5);
 
@@ -48,9 +48,7 @@ impl ZookeeperTrees {
         for Credentials { name, password } in &options.credentials {
             connector = connector.with_auth("digest", format!("{name}:{password}").as_bytes());
         }
-        let connected = self.runtime.timeout(CONNECT_MAX, connector.connect(self.url.servers())).await;
-        let client = connected.ok_or_else(|| TreeError::Disconnected("no server answered in time".to_owned()))?;
-        let client = client.map_err(|error| match error {
+        let client = connector.connect(self.url.servers()).await.map_err(|error| match error {
             zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
             error => TreeError::Disconnected(error.to_string()),
         })?;
@@ -65,12 +63,15 @@ impl ZookeeperTrees {
 impl Trees for ZookeeperTrees {
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
         Box::pin(async move {
-            let client = self.connect(&options).await?;
-            // Connecting may have taken long: the deadline counts from a request whose sending was seen.
-            let sent = self.runtime.monotonic();
-            client.check_stat("/").await.map_err(error_of)?;
-            let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
-            Ok(Arc::new(ZookeeperTree::keep(&self.runtime, session, client)) as Arc<dyn Tree>)
+            let opened = self.runtime.timeout(OPEN_MAX, async {
+                let client = self.connect(&options).await?;
+                // Connecting may have taken long: the deadline counts from a request whose sending was seen.
+                let sent = self.runtime.monotonic();
+                client.check_stat("/").await.map_err(error_of)?;
+                let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
+                Ok(Arc::new(ZookeeperTree::keep(&self.runtime, session, client)) as Arc<dyn Tree>)
+            });
+            opened.await.unwrap_or_else(|| Err(TreeError::Disconnected("no server answered in time".to_owned())))
         })
     }
 }
@@ -105,12 +106,11 @@ impl ZookeeperTree {
         client.filter(|_| self.session.is_valid(self.runtime.monotonic())).ok_or(TreeError::SessionLost)
     }
 
-    /// A request. An answer, a refusal included, is a sign of life.
+    /// A request. The deadline is moved by pings alone: what comes back here may be a refusal of our own.
     async fn ask<T, F>(&self, request: impl FnOnce(zk::Client) -> F) -> Result<T, TreeError>
     where
         F: Future<Output = Result<T, TreeError>>,
     {
-        let sent = self.runtime.monotonic();
         let client = self.client()?;
         let answer = tokio::select! {
             biased;
@@ -120,7 +120,7 @@ impl ZookeeperTree {
         match &answer {
             Err(TreeError::SessionLost) => self.session.lose(),
             Err(TreeError::Disconnected(_)) => self.session.suspend(),
-            Ok(_) | Err(_) => self.session.answered(self.runtime.monotonic(), sent),
+            Ok(_) | Err(_) => {}
         }
         answer
     }

@@ -48,7 +48,7 @@ fn owner_of(field: i64) -> Option<SessionId> {
 }
 
 /// # Errors
-/// [`TreeError::Invalid`] if nobody would be granted anything.
+/// [`TreeError::InvalidAcl`] if nobody would be granted anything.
 pub(crate) fn acls_of(acl: &Acl) -> Result<Vec<zk::Acl>, TreeError> {
     let creator = || zk::Acl::new(zk::Permission::ALL, zk::AuthId::new("auth", ""));
     let anyone = |permission| zk::Acl::new(permission, zk::AuthId::new("world", "anyone"));
@@ -56,9 +56,7 @@ pub(crate) fn acls_of(acl: &Acl) -> Result<Vec<zk::Acl>, TreeError> {
         Acl::Open => vec![anyone(zk::Permission::ALL)],
         Acl::Creator => vec![creator()],
         Acl::CreatorReadable => vec![creator(), anyone(zk::Permission::READ)],
-        Acl::Grants(grants) if grants.is_empty() => {
-            return Err(TreeError::Invalid("the access list is empty".to_owned()));
-        }
+        Acl::Grants(grants) if grants.is_empty() => return Err(TreeError::InvalidAcl),
         Acl::Grants(grants) => grants
             .iter()
             .map(|Grant { to, permissions }| {
@@ -132,9 +130,7 @@ pub(crate) fn error_of(error: zk::Error) -> TreeError {
         zk::Error::NotEmpty => TreeError::NotEmpty,
         zk::Error::NoChildrenForEphemerals => TreeError::NoChildrenForEphemerals,
         zk::Error::NoAuth => TreeError::Forbidden,
-        zk::Error::InvalidAcl => {
-            TreeError::Invalid("the access list is empty, or of one who gave no credentials".to_owned())
-        }
+        zk::Error::InvalidAcl => TreeError::InvalidAcl,
         zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
         zk::Error::QuotaExceeded => TreeError::Invalid("a quota of the server's does not allow this".to_owned()),
         zk::Error::SessionExpired | zk::Error::SessionMoved | zk::Error::ClientClosed | zk::Error::AuthFailed => {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use runtime::{Monotonic, Runtime, TaskSet};
 
@@ -21,8 +22,8 @@ use crate::tree::{
     NodePath, Op, SessionOptions, Stat, Tree, TreeError, Trees, Watch, WatchSender, check_ops,
 };
 
-/// How long an empty container stays at least, and about as long as it stays at most.
-const CONTAINER_REST: Duration = Duration::from_secs(1);
+/// How often containers whose last child went are looked for, if anybody calls.
+const COLLECT_PERIOD: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
 pub struct MemoryTrees {
@@ -43,6 +44,8 @@ struct Inner {
     ends: BTreeMap<SessionId, (Duration, Option<Monotonic>)>,
     watchers: Vec<Watcher>,
     collected: Monotonic,
+    /// Of the step under way, by the engine's wall clock.
+    at: Timestamp,
 }
 
 struct Watcher {
@@ -77,6 +80,7 @@ impl MemoryTrees {
             ends: BTreeMap::new(),
             watchers: Vec::new(),
             collected: runtime.monotonic(),
+            at: runtime.now(),
         };
         let engine = Engine { clock: runtime.clone(), options, inner: Mutex::new(inner) };
         MemoryTrees { runtime, engine: Arc::new(engine) }
@@ -130,12 +134,7 @@ impl MemoryTrees {
 
     /// Ends a session as if it had not been heard of for its timeout.
     pub fn expire(&self, session: SessionId) {
-        self.engine.step(|inner, _| {
-            if let Some((_, end)) = inner.ends.get_mut(&session) {
-                *end = Some(Monotonic::default());
-            }
-        });
-        self.engine.step(|_, _| {});
+        self.engine.step(|inner, _| inner.end_session(session));
     }
 
     /// The number that the next sequential child of `path` gets.
@@ -155,7 +154,8 @@ impl Engine {
     fn step<T>(&self, step: impl FnOnce(&mut Inner, Monotonic) -> T) -> T {
         let now = self.clock.monotonic();
         let mut inner = self.inner.lock().expect("no holder of this lock panics");
-        inner.end_sessions(now, self.clock.now());
+        inner.at = self.clock.now();
+        inner.end_sessions(now);
         step(&mut inner, now)
     }
 
@@ -199,24 +199,24 @@ impl Engine {
 }
 
 impl Inner {
-    fn end_sessions(&mut self, now: Monotonic, at: domain::Timestamp) {
+    fn end_sessions(&mut self, now: Monotonic) {
         let is_over = |end: &Option<Monotonic>| end.is_some_and(|end| end <= now);
         let over: Vec<SessionId> = self.ends.iter().filter(|(_, (_, end))| is_over(end)).map(|(id, _)| *id).collect();
         for id in over {
-            self.end_session(id, at);
+            self.end_session(id);
         }
-        if now.since(self.collected) >= CONTAINER_REST {
+        if now.since(self.collected) >= COLLECT_PERIOD {
             self.collected = now;
-            let events = self.state.collect(at);
+            let events = self.state.collect(self.at);
             self.tell(&events);
         }
     }
 
-    fn end_session(&mut self, id: SessionId, at: domain::Timestamp) {
+    fn end_session(&mut self, id: SessionId) {
         self.ends.remove(&id);
         // Its watches end, too: they would tell nobody.
         self.watchers.retain(|watcher| watcher.session != id);
-        let events = self.state.close(id, at);
+        let events = self.state.close(id, self.at);
         self.tell(&events);
     }
 
@@ -226,13 +226,8 @@ impl Inner {
         Ok(())
     }
 
-    fn multi(
-        &mut self,
-        session: SessionId,
-        at: domain::Timestamp,
-        ops: Vec<Op>,
-    ) -> Result<Vec<Done>, (usize, TreeError)> {
-        let (done, events) = self.state.multi(session, at, ops)?;
+    fn multi(&mut self, session: SessionId, ops: Vec<Op>) -> Result<Vec<Done>, (usize, TreeError)> {
+        let (done, events) = self.state.multi(session, self.at, ops)?;
         self.tell(&events);
         Ok(done)
     }
@@ -309,9 +304,8 @@ impl MemoryTree {
         if let Err(error) = check_ops(std::slice::from_ref(&op)) {
             return Box::pin(async move { Err(error) });
         }
-        let at = self.engine.clock.now();
         self.call(move |inner, id| {
-            let all = inner.multi(id, at, vec![op]).map_err(|(_, error)| error)?;
+            let all = inner.multi(id, vec![op]).map_err(|(_, error)| error)?;
             Ok(all.into_iter().next().and_then(done).expect("each step does what was asked"))
         })
     }
@@ -344,9 +338,8 @@ impl Tree for MemoryTree {
         if let Err(error) = check_ops(&ops) {
             return Box::pin(async move { Err(error) });
         }
-        let at = self.engine.clock.now();
         self.call(move |inner, id| {
-            inner.multi(id, at, ops).map_err(|(at, error)| match error {
+            inner.multi(id, ops).map_err(|(at, error)| match error {
                 TreeError::SessionLost => error,
                 of_a_step => TreeError::Multi { at, source: Box::new(of_a_step) },
             })
@@ -407,10 +400,9 @@ impl Tree for MemoryTree {
     }
 
     fn close(&self) -> Answer<'_, ()> {
-        let at = self.engine.clock.now();
         Box::pin(async move {
             let closed = self.call(move |inner, id| {
-                inner.end_session(id, at);
+                inner.end_session(id);
                 Ok(())
             });
             let answer = closed.await;
@@ -425,10 +417,10 @@ impl Tree for MemoryTree {
 
 impl Drop for MemoryTree {
     fn drop(&mut self) {
-        let (id, at) = (self.session.id(), self.engine.clock.now());
+        let id = self.session.id();
         self.session.lose();
         if !self.link.is_cut() {
-            self.engine.step(|inner, _| inner.end_session(id, at));
+            self.engine.step(|inner, _| inner.end_session(id));
         }
     }
 }

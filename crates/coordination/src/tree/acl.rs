@@ -6,6 +6,8 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use sha1::{Digest as _, Sha1};
 
+use super::TreeError;
+
 /// What a node's creator says of it; it holds for the node alone, not for those below.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Acl {
@@ -103,17 +105,20 @@ impl fmt::Debug for Credentials {
 }
 
 impl Acl {
-    /// What it says when it was made by one who is known as `creator`; `None` if that is nobody and matters.
-    #[must_use]
-    pub fn grants(&self, creator: &[Identity]) -> Option<Vec<Grant>> {
+    /// What it says when it was made by one who is known as `creator`.
+    ///
+    /// # Errors
+    /// [`TreeError::InvalidAcl`] if nobody would be granted anything, or that is nobody and matters.
+    pub fn grants(&self, creator: &[Identity]) -> Result<Vec<Grant>, TreeError> {
         let anyone = |permissions| Grant { to: Identity::Anyone, permissions };
         let own = || creator.iter().map(|to| Grant { to: to.clone(), permissions: Permissions::ALL });
-        let is_known = !creator.is_empty();
         match self {
-            Acl::Open => Some(vec![anyone(Permissions::ALL)]),
-            Acl::Creator => is_known.then(|| own().collect()),
-            Acl::CreatorReadable => is_known.then(|| own().chain([anyone(Permissions::READ)]).collect()),
-            Acl::Grants(grants) => (!grants.is_empty()).then(|| grants.clone()),
+            Acl::Open => Ok(vec![anyone(Permissions::ALL)]),
+            Acl::Creator | Acl::CreatorReadable if creator.is_empty() => Err(TreeError::InvalidAcl),
+            Acl::Creator => Ok(own().collect()),
+            Acl::CreatorReadable => Ok(own().chain([anyone(Permissions::READ)]).collect()),
+            Acl::Grants(grants) if grants.is_empty() => Err(TreeError::InvalidAcl),
+            Acl::Grants(grants) => Ok(grants.clone()),
         }
     }
 }
@@ -139,9 +144,9 @@ mod tests {
 
     #[test]
     fn nobody_has_nothing_of_their_own() {
-        assert_eq!(Acl::Creator.grants(&[]), None);
-        assert_eq!(Acl::CreatorReadable.grants(&[]), None);
-        assert_eq!(Acl::Grants(Vec::new()).grants(&[]), None);
+        assert_eq!(Acl::Creator.grants(&[]), Err(TreeError::InvalidAcl));
+        assert_eq!(Acl::CreatorReadable.grants(&[]), Err(TreeError::InvalidAcl));
+        assert_eq!(Acl::Grants(Vec::new()).grants(&[]), Err(TreeError::InvalidAcl));
     }
 
     #[test]

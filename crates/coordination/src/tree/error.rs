@@ -16,6 +16,8 @@ pub enum TreeError {
     /// The node's list does not grant this to who this session is.
     #[error("the node's access list does not allow this")]
     Forbidden,
+    #[error("the access list is empty, or of one who gave no credentials")]
+    InvalidAcl,
     /// No engine will do this: the text says what to change.
     #[error("the request cannot be: {0}")]
     Invalid(String),

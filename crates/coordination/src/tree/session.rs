@@ -2,8 +2,8 @@
 //!
 //! The engine ends a session a timeout after the last sign of life that *it* saw. Here it ends three quarters of the timeout after the last
 //! answered request was *sent*: earlier, whatever the network does, if this machine's clock does not run slower than the engine's by
-//! a quarter. (A follower of ZooKeeper tells its leader of sessions every half tick, and a timeout has two ticks at least: an
-//! eighth of the quarter's margin goes there if that follower dies.)
+//! a quarter. (A follower of ZooKeeper tells its leader of sessions every half tick, which is that whole quarter at the shortest timeout,
+//! of two ticks: who cares for the case that this follower dies at that moment asks for more.)
 //!
 //! Always true here: a session that has ended never lives again; of two looks at [`Session::is_valid`] the later is never true after
 //! a false one.

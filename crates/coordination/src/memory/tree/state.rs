@@ -101,7 +101,7 @@ impl Row {
 
 impl State {
     pub(super) fn new(at: Timestamp) -> Self {
-        let open = Acl::Open.grants(&[]).unwrap_or_default();
+        let open = Acl::Open.grants(&[]).expect("it grants everybody");
         let root = Row::new(Zxid(0), at, Bytes::new(), open.into());
         State { last: Zxid(0), nodes: BTreeMap::from([(key(&NodePath::root()), root)]), sessions: BTreeMap::new() }
     }
@@ -195,9 +195,7 @@ impl State {
         let parent_path = path.parent().ok_or(TreeError::NodeExists)?;
         let mut parent = self.row(&parent_path)?.clone();
         self.allow(&parent, change.session, Permissions::CREATE)?;
-        let grants = acl.grants(&self.sessions[&change.session].identities).ok_or_else(|| {
-            TreeError::Invalid("the access list is empty, or of one who gave no credentials".to_owned())
-        })?;
+        let grants = acl.grants(&self.sessions[&change.session].identities)?;
         if mode.is_sequential() {
             let name = format!("{}{}", path.name(), Sequence(parent.creations));
             path = parent_path.join(&name).map_err(|error| TreeError::Invalid(error.to_string()))?;
@@ -277,11 +275,8 @@ impl State {
         let identities = self.sessions.get(&session).map(|opened| &opened.identities).ok_or(TreeError::SessionLost)?;
         let row = self.row(path)?;
         self.allow(row, session, Permissions::ADMIN)?;
-        let grants = acl.grants(identities).ok_or_else(|| {
-            TreeError::Invalid("the access list is empty, or of one who gave no credentials".to_owned())
-        })?;
         let mut row = row.clone();
-        row.grants = grants.into();
+        row.grants = acl.grants(identities)?.into();
         row.acl_version = row.acl_version.wrapping_add(1);
         let stat = row.stat();
         self.last.0 += 1;
