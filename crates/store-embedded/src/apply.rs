@@ -20,6 +20,7 @@ use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem, ta
 use crate::codec::row::{self, Changed, Head};
 use crate::codec::{Malformed, Put, Take, key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
+use crate::listing::Gone;
 use crate::memory::Memory;
 use crate::read::{Rows, damaged};
 
@@ -97,10 +98,11 @@ impl Machine {
                 Answer::Changed(changed)
             }
             Kind::Forget => {
-                let mut forgotten = Vec::with_capacity(count);
+                let (mut forgotten, mut gone) = (Vec::with_capacity(count), Gone::new());
                 for at in sequences {
-                    forgotten.push(self.forget(at, &reader.forget().map_err(malformed)?)?);
+                    forgotten.push(self.forget(at, &reader.forget().map_err(malformed)?, &mut gone)?);
                 }
+                self.unlist(Sequence::end_of(entry_index), &gone)?;
                 Answer::Forgotten(forgotten)
             }
             Kind::Take => {
@@ -126,12 +128,16 @@ impl Machine {
             }
         };
         reader.end().map_err(malformed)?;
+        if self.rows.fresh.is_full() {
+            self.write_fresh(entry_index);
+        }
         Ok(answer)
     }
 
     /// To be called before everything up to `last_entry` is made durable in the index.
-    pub(crate) fn write_counts(&self, last_entry: u64) {
+    pub(crate) fn write_memory(&self, last_entry: u64) {
         self.memory().active.write(self.index(), last_entry);
+        self.write_fresh(last_entry);
     }
 
     pub(crate) fn index(&self) -> &dyn Index {
@@ -176,7 +182,7 @@ impl Machine {
             self.write_name(at, tenant, insert.id, incarnation);
         }
         self.memory().active.change(tenant, None, state.status);
-        self.write_listed(at, tenant, incarnation, state.status);
+        self.rows.fresh.add(tenant, incarnation);
         self.write_labels(at, tenant, incarnation, &labels, &[]);
         Ok(())
     }
@@ -232,7 +238,6 @@ impl Machine {
         changed.state.revision.0 = changed.state.revision.0.saturating_add(1);
         changed.state.next = None;
         self.write_changed(at, incarnation, &changed);
-        self.write_listed(at, tenant, incarnation, changed.state.status);
     }
 
     fn take(&self, at: Sequence, shard: domain::ShardId) -> Term {

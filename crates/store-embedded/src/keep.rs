@@ -223,7 +223,7 @@ impl Applier {
     }
 
     fn seal_all(&mut self) {
-        self.machine.write_counts(self.applied);
+        self.machine.write_memory(self.applied);
         Family::ALL.into_iter().for_each(|family| self.shared.index.seal(family));
         self.bytes_since_checkpoint = 0;
         self.sealed.send_modify(|sealed| {

@@ -3,6 +3,7 @@
 
 mod active;
 mod arrivals;
+mod fresh;
 mod states;
 
 use std::collections::BTreeMap;
@@ -12,6 +13,7 @@ use store::{HandedOver, Positions, Tenant};
 
 pub(crate) use active::Active;
 pub(crate) use arrivals::Arrivals;
+pub(crate) use fresh::Fresh;
 pub(crate) use states::States;
 
 /// Changed by the thread that applies, read by all.

@@ -13,12 +13,13 @@ use store::{Audit, DueBound, DuePage, DueRead, StoreError};
 use crate::codec::row::{self, Changed};
 use crate::codec::{Malformed, Take, key, run};
 use crate::index::{Family, Index, IndexError, Sequence};
-use crate::memory::States;
+use crate::memory::{Fresh, States};
 
 #[derive(Clone)]
 pub(crate) struct Rows {
     pub index: Arc<dyn Index>,
     pub states: Arc<States>,
+    pub fresh: Arc<Fresh>,
 }
 
 /// A schedule that was found, its spec still encoded.
@@ -49,7 +50,7 @@ pub(crate) fn damaged(error: IndexError) -> StoreError {
 
 impl Rows {
     pub(crate) fn new(index: Arc<dyn Index>) -> Self {
-        Rows { index, states: Arc::default() }
+        Rows { index, states: Arc::default(), fresh: Arc::default() }
     }
 
     fn get(&self, family: Family, key: &[u8], before: Sequence) -> Result<Option<Bytes>, StoreError> {
@@ -301,6 +302,10 @@ impl Rows {
     fn malformed_reason(&self, number: Incarnation, reason: &str) -> StoreError {
         let range = format!("{number:?}");
         damaged(IndexError::Damaged { family: Family::Rows.name(), range, reason: reason.to_owned() })
+    }
+
+    pub(crate) fn malformed_point(&self, key: &[u8], error: Malformed) -> StoreError {
+        damaged(points_damaged(&hex(key), error))
     }
 
     pub(crate) fn malformed_run(&self, of: &Occurrence, error: Malformed) -> StoreError {

@@ -188,7 +188,7 @@ async fn make_unlisted(runtime: &Runtime, dir: &Path, options: &Options) {
             std::ops::ControlFlow::Continue(())
         };
         index.scan(Family::Points, &[kind], &[kind + 1], Sequence::LATEST, take).unwrap();
-        assert!(keys.len() > 100, "there is something to take away: {}", keys.len());
+        assert!(keys.len() > 10, "there is something to take away: {}", keys.len());
         let at = Sequence::new(checkpoint.synced, 60_000);
         keys.iter().for_each(|key| index.remove(Family::Points, key, at));
     }

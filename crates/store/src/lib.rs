@@ -161,7 +161,7 @@ pub struct Cursor(pub u64);
 
 #[derive(Clone, Debug)]
 pub struct Insert {
-    /// `schedule.id` was either made from the incarnation ([`ScheduleId::from_incarnation`]) or chosen by the user.
+    /// Active, as every schedule begins. `schedule.id` was either made from the incarnation ([`ScheduleId::from_incarnation`]) or chosen by the user.
     pub schedule: Arc<Schedule>,
     pub due: DueKey,
 }

@@ -125,9 +125,6 @@ impl Machine {
             self.index().remove(Family::Rows, &key::row(known.changed.row), at);
         }
         self.memory().active.change(before.tenant, Some(known.changed.state.status), state.status);
-        if known.changed.state.status != state.status {
-            self.write_listed(at, head.tenant, known.incarnation, state.status);
-        }
         self.write_labels(at, head.tenant, known.incarnation, &labels, &labels_before);
         Ok(row)
     }
@@ -160,7 +157,6 @@ impl Machine {
             changed.state.status = Status::Ended;
             changed.state.next = None;
             self.write_changed(at, incarnation, &changed);
-            self.write_listed(at, poller.tenant, incarnation, Status::Ended);
         }
     }
 

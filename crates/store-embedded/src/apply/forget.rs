@@ -9,13 +9,15 @@ use store::StoreError;
 
 use super::{Machine, is_server_made};
 use crate::codec::entry::ForgetItem;
+use crate::codec::listed::Bucket;
 use crate::codec::{Put, key, row, run};
 use crate::index::{Family, Sequence};
+use crate::listing::Gone;
 use crate::read::{damaged, take_name};
 
 impl Machine {
-    /// Whether it went.
-    pub(super) fn forget(&self, at: Sequence, item: &ForgetItem) -> Result<bool, StoreError> {
+    /// Whether it went; schedules are still listed then, and added to `gone`.
+    pub(super) fn forget(&self, at: Sequence, item: &ForgetItem, gone: &mut Gone) -> Result<bool, StoreError> {
         match item {
             ForgetItem::Tick(now) => {
                 let mut value = vec![1];
@@ -29,7 +31,7 @@ impl Machine {
             }
             ForgetItem::Run { of, seen } => self.forget_run(at, of, Sequence::from_u64(*seen)),
             ForgetItem::Schedule { incarnation, seen, before } => {
-                self.forget_schedule(at, *incarnation, Sequence::from_u64(*seen), *before)
+                self.forget_schedule(at, *incarnation, Sequence::from_u64(*seen), *before, gone)
             }
         }
     }
@@ -55,6 +57,7 @@ impl Machine {
         incarnation: Incarnation,
         seen: Sequence,
         before: Timestamp,
+        gone: &mut Gone,
     ) -> Result<bool, StoreError> {
         let state_key = key::state(incarnation);
         if self.written(&state_key, at)? != Some(seen) {
@@ -77,7 +80,8 @@ impl Machine {
             }
         }
         let labels = row::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
-        self.remove_listed(at, head.tenant, incarnation, &labels);
+        self.write_labels(at, head.tenant, incarnation, &[], &labels);
+        gone.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
         // The state last: a reader that still sees it looks for the row as it was then.
         self.index().remove(Family::Rows, &key::row(incarnation), at);
         if known.changed.row != incarnation {

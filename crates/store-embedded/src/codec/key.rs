@@ -16,7 +16,7 @@ pub(crate) const HANDED_OVER: u8 = b'h';
 pub(crate) const AUDIT: u8 = b'a';
 pub(crate) const TICK: u8 = b'c';
 pub(crate) const ACTIVE: u8 = b'n';
-const LISTED: u8 = b'l';
+// `super::listed` has b'l'.
 const LABEL: u8 = b'b';
 
 /// `Family::Rows`.
@@ -208,23 +208,19 @@ pub(crate) fn audit(tenant: TenantId, version: u64) -> [u8; 13] {
     key
 }
 
-/// The start of the keys of all that a tenant's schedules are listed by.
-pub(crate) fn all_listed(tenant: TenantId) -> Vec<u8> {
-    [&[LISTED][..], &tenant.0.to_be_bytes()].concat()
+/// The row that lists `incarnation` under a label.
+pub(crate) fn labelled(tenant: TenantId, label: LabelKey, incarnation: Incarnation) -> [u8; 29] {
+    let mut key = [LABEL; 29];
+    key[1..5].copy_from_slice(&tenant.0.to_be_bytes());
+    key[5..13].copy_from_slice(&label.0.to_be_bytes());
+    key[13..].copy_from_slice(&incarnation.0.to_be_bytes());
+    key
 }
 
-pub(crate) fn all_of_label(tenant: TenantId, label: LabelKey) -> Vec<u8> {
-    [&[LABEL][..], &tenant.0.to_be_bytes(), &label.0.to_be_bytes()].concat()
-}
-
-/// The row that lists `incarnation` after a start: [`all_listed`] or [`all_of_label`].
-pub(crate) fn listed(start: &[u8], incarnation: Incarnation) -> Vec<u8> {
-    [start, &incarnation.0.to_be_bytes()].concat()
-}
-
-pub(crate) fn parse_listed(start: &[u8], key: &[u8]) -> Result<Incarnation, Malformed> {
-    let mut take = Take::new("a listed schedule's key", key);
-    take.bytes(start.len())?;
+pub(crate) fn parse_labelled(key: &[u8]) -> Result<Incarnation, Malformed> {
+    let mut take = Take::new("a labelled schedule's key", key);
+    take.version(LABEL)?;
+    let _tenant_and_label = take.bytes(12)?;
     let incarnation = Incarnation(u128::from_be_bytes(take.array()?));
     take.end()?;
     Ok(incarnation)

@@ -6,6 +6,7 @@
 
 pub(crate) mod entry;
 pub(crate) mod key;
+pub(crate) mod listed;
 pub(crate) mod row;
 pub(crate) mod run;
 pub(crate) mod tenant;

@@ -18,7 +18,6 @@ const STATE_VERSION: u8 = 1;
 const PLAIN_HTTP: u8 = 0;
 /// One with sealed headers: each value says whether it is.
 const HTTP: u8 = 1;
-const LISTED_VERSION: u8 = 1;
 
 /// The start of a row, where everything has its fixed place, so that [`patch`] can change it without a decode.
 pub(crate) const HEAD_LEN: usize = 1 + 4 + 16 + 8 + 8 + STATE_LEN;
@@ -130,19 +129,6 @@ pub(crate) fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
         labels.push(LabelKey::of(take.text()?, take.text()?));
     }
     Ok(labels)
-}
-
-/// What is kept with a schedule where it is listed: its status.
-pub(crate) fn listed(status: Status) -> [u8; 2] {
-    [LISTED_VERSION, status_number(status)]
-}
-
-pub(crate) fn take_listed(value: &[u8]) -> Result<Status, Malformed> {
-    let mut take = Take::new("a listed schedule", value);
-    take.version(LISTED_VERSION)?;
-    let status = take_status(&mut take)?;
-    take.end()?;
-    Ok(status)
 }
 
 fn put_when(out: &mut Vec<u8>, when: &When) {

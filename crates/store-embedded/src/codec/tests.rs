@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use domain::occurrence::Run;
@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use store::{ApiKey, Audit, Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, SigningSecret, Tenant};
 
 use super::entry::{Builder, ChangeItem, InsertItem, Kind, Reader, WriteItem, take_attempts};
+use super::listed::Bucket;
 use super::row::{Changed, Head};
 use super::*;
 use crate::read::hex;
@@ -222,13 +223,26 @@ proptest! {
     }
 
     #[test]
+    fn a_list_tells_those_of_its_bucket_and_no_others(
+        tenant: u32,
+        first: u128,
+        others in vec(0..1_u128 << 84, 0..40),
+        part: u64,
+    ) {
+        let bucket = Bucket::of(TenantId(tenant), Incarnation(first));
+        prop_assert_eq!(Bucket::parse(&bucket.key(part)), Ok(bucket));
+        let incarnations: BTreeSet<_> = others.iter().map(|low| Incarnation(first >> 84 << 84 | low)).collect();
+        let value = Bucket::encode(&incarnations);
+        prop_assert_eq!(bucket.decode(&value), Ok(incarnations.clone()));
+        let next = Bucket::of(TenantId(tenant), Incarnation(first ^ 1 << 84));
+        prop_assert_eq!(next.decode(&value).is_ok(), incarnations.is_empty(), "the four bits that both have differ");
+    }
+
+    #[test]
     fn the_labels_of_a_row_are_those_of_its_schedule(schedule in schedule()) {
         let row = encoded(|out| row::put(out, &schedule));
         let labels: Vec<_> = schedule.spec.labels.iter().map(|(name, value)| LabelKey::of(name, value)).collect();
         prop_assert_eq!(row::labels(&row), Ok(labels));
-        for status in [Status::Active, Status::Ended, Status::Cancelled] {
-            prop_assert_eq!(row::take_listed(&row::listed(status)), Ok(status));
-        }
     }
 
     #[test]
@@ -546,11 +560,12 @@ fn stored_bytes_of_listings_are_what_they_have_always_been() {
         is_listed: true,
     };
     let incarnation = a_schedule().incarnation;
+    let (bucket, next) = (Bucket::of(TenantId(7), incarnation), Incarnation(incarnation.0 + 1));
     let lines = [
         ("checkpoint", crate::file::envelope(&checkpoint.encode())),
-        ("key listed", key::listed(&key::all_listed(TenantId(7)), incarnation)),
-        ("key label", key::listed(&key::all_of_label(TenantId(7), label), incarnation)),
-        ("listed", row::listed(Status::Ended).to_vec()),
+        ("key list", bucket.key(9).to_vec()),
+        ("key label", key::labelled(TenantId(7), label, incarnation).to_vec()),
+        ("list", Bucket::encode(&BTreeSet::from([incarnation, next]))),
     ];
     check_stored("stored-v2.txt", &lines);
 }

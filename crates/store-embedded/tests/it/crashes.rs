@@ -8,7 +8,7 @@ use std::time::Duration;
 use domain::{DueKey, Incarnation, ScheduleId, Status, Term, Timestamp};
 use runtime::{Runtime, TaskSet};
 use simulator::{Faults, Incident, Simulation, run_seeds};
-use store::{Change, DueBound, DueRead, Inserted, Mark, OwnerWrite, Positions, Store, StoreError};
+use store::{Change, DueBound, DueRead, Inserted, ListBy, ListRead, Mark, OwnerWrite, Positions, Store, StoreError};
 use store_embedded::{EmbeddedStore, IndexKind, Options};
 
 use crate::support::{POLLER, TENANT, one_shot, small};
@@ -94,7 +94,12 @@ async fn check(store: &EmbeddedStore, record: &Record) {
         DueRead { poller: POLLER, after: DueBound::Instant(Timestamp::MIN), until: Timestamp::MAX, limit: 1_000_000 };
     let page = store.due(vec![everything]).await.unwrap().remove(0);
     let positions = store.positions(vec![POLLER]).await.unwrap()[0];
+    let read = ListRead { tenant: TENANT, by: ListBy::All, after: None, limit: 1_000_000 };
+    let listed = store.list(read).await.unwrap().incarnations;
+    assert!(listed.is_sorted_by(|one, next| one < next), "each is listed once, in order");
     let mut told = record.told();
+    let unlisted = told.rows.iter().find(|row| listed.binary_search(&row.occurrence.incarnation).is_err());
+    assert_eq!(unlisted, None, "a schedule is not listed");
     assert!(positions.closed >= told.closed && positions.done >= told.done, "positions went back");
     told.closed = positions.closed;
     told.done = positions.done;

@@ -201,9 +201,15 @@ async fn fill(owned: &Owned) -> Vec<Insert> {
 
 /// A schedule, its id and its run are there all three, or have gone; at the end those that waited are there.
 async fn check(owned: &Owned, inserted: &[Insert], has_all_time: bool) {
+    let listed = owned.listed(ListBy::All).await;
     for (number, insert) in inserted.iter().enumerate() {
         let found = owned.find(insert).await.is_some();
         assert_eq!(owned.named(insert).await.is_some(), found, "{number}");
+        let is_listed = listed.contains(&(insert.schedule.incarnation.0 & 0xffff));
+        assert!(
+            is_listed == found || is_listed && !has_all_time,
+            "{number}: a list tells all, and in the end no others"
+        );
         let waits = number % 4 == 0;
         let run = owned.run(insert.due.occurrence).await.is_some();
         assert!(found || !run, "{number}: its run outlives it");

@@ -7,5 +7,6 @@ mod conformance;
 mod crashes;
 mod durable;
 mod history;
+mod listing;
 mod refusals;
 mod support;

@@ -1,0 +1,96 @@
+//! Rows that list schedules. Those of a tenant that were made within the same sixteen milliseconds are listed together, in one row or a
+//! few: a row for each would be half of what the small rows cost when many are made.
+
+use std::collections::BTreeSet;
+
+use domain::{Incarnation, TenantId};
+
+use super::{Malformed, Put as _, Take};
+
+pub(crate) const LISTED: u8 = b'l';
+const VERSION: u8 = 1;
+
+/// What is below it in an incarnation: 80 random bits, and four of the time in milliseconds.
+const BUCKET_BITS: u32 = 84;
+/// Bytes of an incarnation that a row has; the others are its bucket's.
+const LOW_LEN: usize = 11;
+
+/// The schedules of a tenant whose incarnations begin alike.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Bucket {
+    pub tenant: TenantId,
+    /// In steps of sixteen milliseconds since 1970.
+    pub number: u64,
+}
+
+impl Bucket {
+    pub(crate) fn of(tenant: TenantId, incarnation: Incarnation) -> Self {
+        let number = u64::try_from(incarnation.0 >> BUCKET_BITS).expect("44 bits are left");
+        Bucket { tenant, number }
+    }
+
+    pub(crate) fn first(tenant: TenantId) -> Self {
+        Bucket { tenant, number: 0 }
+    }
+
+    pub(crate) fn last(tenant: TenantId) -> Self {
+        Bucket { tenant, number: u64::MAX }
+    }
+
+    /// The start of its rows' keys.
+    fn start(self) -> [u8; 13] {
+        let mut start = [LISTED; 13];
+        start[1..5].copy_from_slice(&self.tenant.0.to_be_bytes());
+        start[5..].copy_from_slice(&self.number.to_be_bytes());
+        start
+    }
+
+    /// One of its rows.
+    pub(crate) fn key(self, part: u64) -> [u8; 21] {
+        let mut key = [0; 21];
+        key[..13].copy_from_slice(&self.start());
+        key[13..].copy_from_slice(&part.to_be_bytes());
+        key
+    }
+
+    /// The bounds of the rows from this bucket to `last`: the first key that may be one, and one above them all.
+    pub(crate) fn bounds(self, last: Bucket) -> (Vec<u8>, Vec<u8>) {
+        (self.start().to_vec(), [&last.start()[..], &[0xff; 9]].concat())
+    }
+
+    pub(crate) fn parse(key: &[u8]) -> Result<Self, Malformed> {
+        let mut take = Take::new("a list's key", key);
+        take.version(LISTED)?;
+        let tenant = TenantId(u32::from_be_bytes(take.array()?));
+        let number = u64::from_be_bytes(take.array()?);
+        let _part = take.bytes(8)?;
+        take.end()?;
+        Ok(Bucket { tenant, number })
+    }
+
+    pub(crate) fn encode(incarnations: &BTreeSet<Incarnation>) -> Vec<u8> {
+        let mut value = Vec::with_capacity(5 + incarnations.len() * LOW_LEN);
+        value.u8(VERSION);
+        value.count(incarnations.len());
+        incarnations.iter().for_each(|incarnation| value.bytes(&incarnation.0.to_be_bytes()[16 - LOW_LEN..]));
+        value
+    }
+
+    pub(crate) fn decode(self, value: &[u8]) -> Result<BTreeSet<Incarnation>, Malformed> {
+        let mut take = Take::new("a list", value);
+        take.version(VERSION)?;
+        let high = u128::from(self.number) << BUCKET_BITS >> (8 * LOW_LEN) << (8 * LOW_LEN);
+        let mut incarnations = BTreeSet::new();
+        for _ in 0..take.count(LOW_LEN)? {
+            let mut bytes = [0; 16];
+            bytes[16 - LOW_LEN..].copy_from_slice(take.bytes(LOW_LEN)?);
+            let incarnation = Incarnation(high | u128::from_be_bytes(bytes));
+            if Bucket::of(self.tenant, incarnation) != self {
+                return Err(take.malformed());
+            }
+            incarnations.insert(incarnation);
+        }
+        take.end()?;
+        Ok(incarnations)
+    }
+}

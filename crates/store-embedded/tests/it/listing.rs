@@ -1,0 +1,101 @@
+//! Schedules are listed whole and in order, wherever the rows that list them were cut.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use domain::{Incarnation, ScheduleId, Status, TenantId, Timestamp};
+use runtime::Runtime;
+use simulator::Simulation;
+use store::{Insert, ListBy, ListRead, Mark, Store};
+use store_embedded::{IndexKind, Options};
+
+use crate::support::{Home, TENANT, one_shot, small};
+
+const DIR: &str = "/data";
+const OTHER: TenantId = TenantId(8);
+/// More than are kept in memory, twice.
+const COUNT: u64 = 9_000;
+
+/// Five each millisecond; each tenth is another tenant's.
+fn made(number: u64) -> Insert {
+    let at = Timestamp::from_millis(1_700_000_000_000 + i64::try_from(number / 5).unwrap());
+    let incarnation = Incarnation::new(at, u128::from(number.wrapping_mul(0x9e37_79b9_7f4a_7c15)) << 16);
+    let mut insert = one_shot(number, at, None, b"x");
+    let schedule = Arc::make_mut(&mut insert.schedule);
+    schedule.incarnation = incarnation;
+    schedule.id = ScheduleId::from_incarnation(incarnation);
+    if number.is_multiple_of(10) {
+        schedule.tenant = OTHER;
+        schedule.poller.tenant = OTHER;
+    }
+    insert.due.occurrence.incarnation = incarnation;
+    insert
+}
+
+async fn listed(store: &dyn Store, tenant: TenantId, by: ListBy, limit: usize) -> Vec<Incarnation> {
+    let (mut told, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.list(ListRead { tenant, by, after, limit }).await.unwrap();
+        assert!(page.incarnations.len() <= limit, "no more than was asked for");
+        told.extend(page.incarnations);
+        let Some(next) = page.next else { return told };
+        assert!(after < Some(next), "a page goes on from where the last one ended");
+        after = Some(next);
+    }
+}
+
+fn those_of(tenant: TenantId) -> Vec<Incarnation> {
+    let inserts = (0..COUNT).map(made).filter(|insert| insert.schedule.tenant == tenant);
+    inserts.map(|insert| insert.schedule.incarnation).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+async fn check(store: &dyn Store, limits: &[usize]) {
+    for tenant in [TENANT, OTHER] {
+        let expected = those_of(tenant);
+        for limit in limits {
+            assert_eq!(listed(store, tenant, ListBy::All, *limit).await, expected, "{tenant:?} by {limit}");
+        }
+    }
+}
+
+#[test]
+fn what_is_listed_is_whole_and_in_order_before_and_after_a_kill() {
+    for (seed, index, checkpoint_bytes) in [(1, IndexKind::Map, 1 << 30), (2, IndexKind::Map, 300_000)] {
+        let sim = Simulation::new(seed);
+        let open = async |runtime: &Runtime| {
+            Home::open(runtime, Path::new(DIR), Options { checkpoint_bytes, ..small(index) }).await
+        };
+        sim.run_until(async {
+            let home = open(&sim.member("a")).await;
+            // Not quite in the order of their making.
+            for first in (0..COUNT).step_by(90) {
+                let numbers = (first..(first + 90).min(COUNT)).rev();
+                home.store.insert(numbers.map(made).collect()).await.unwrap();
+            }
+            check(&*home.store, &[7, 100, 5_000, 100_000]).await;
+
+            sim.kill("a");
+            let runtime = sim.restart("a");
+            let home = open(&runtime).await;
+            check(&*home.store, &[100, 5_000]).await;
+
+            // Few of many, and far from each other.
+            let cancelled = [3, 4_001, 4_006, 8_999].map(made);
+            for insert in &cancelled {
+                let mark = Mark { tenant: TENANT, id: insert.schedule.id.clone() };
+                home.store.mark(vec![mark]).await.unwrap();
+            }
+            let cancelled = cancelled.map(|insert| insert.schedule.incarnation);
+            for limit in [1, 3, 100] {
+                assert_eq!(listed(&*home.store, TENANT, ListBy::Status(Status::Cancelled), limit).await, cancelled);
+            }
+            let active = listed(&*home.store, TENANT, ListBy::Status(Status::Active), 1_000).await;
+            assert_eq!(active.len(), those_of(TENANT).len() - cancelled.len());
+            home.close().await;
+            let home = open(&runtime).await;
+            check(&*home.store, &[1_000]).await;
+            home.close().await;
+        });
+    }
+}
