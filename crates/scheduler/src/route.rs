@@ -190,7 +190,14 @@ impl Router {
 
     /// Has the owner of `shard` do what only it may. Tried again as long as nothing was done.
     async fn at_owner(&self, shard: ShardId, ask: Ask) -> Result<Reply, StoreError> {
-        let Some(cluster) = &self.cluster else { return replied(self.answer(ask).await) };
+        match &self.cluster {
+            None => replied(self.answer(ask).await),
+            // Boxed: it is much larger than what a single process needs.
+            Some(cluster) => Box::pin(self.at_member(cluster, shard, ask)).await,
+        }
+    }
+
+    async fn at_member(&self, cluster: &Cluster, shard: ShardId, ask: Ask) -> Result<Reply, StoreError> {
         let runtime = &self.shared.runtime;
         let patience = runtime.monotonic() + PATIENCE;
         loop {

@@ -58,19 +58,21 @@ impl Shared {
     }
 
     /// Turns what a route came to into its response, and measures it.
-    pub(crate) async fn answer(
-        &self,
+    ///
+    /// A route's work is several KiB: it is boxed here, once, before anything that the router copies holds it.
+    pub(crate) fn answer<'a>(
+        &'a self,
         route: Route,
-        work: impl Future<Output = Result<Response<Body>, Refused>>,
-    ) -> Response<Body> {
-        let started = self.runtime.monotonic();
-        let span = spans::request(route);
-        let outcome = AssertUnwindSafe(work).catch_unwind().instrument(span.clone()).await;
-        let response = match outcome.unwrap_or_else(|_| Err(refuse(Kind::Internal, "this is a fault of the server"))) {
-            Ok(response) => response,
-            Err(refused) => {
-                let request_id = self.request_id();
-                let status = refused.status();
+        work: impl Future<Output = Result<Response<Body>, Refused>> + Send + 'a,
+    ) -> impl Future<Output = Response<Body>> + Send + 'a {
+        let work = Box::pin(work);
+        async move {
+            let started = self.runtime.monotonic();
+            let span = spans::request(route);
+            let outcome = AssertUnwindSafe(work).catch_unwind().instrument(span.clone()).await;
+            let outcome = outcome.unwrap_or_else(|_| Err(refuse(Kind::Internal, "this is a fault of the server")));
+            let response = outcome.unwrap_or_else(|refused| {
+                let (request_id, status) = (self.request_id(), refused.status());
                 // Full and unreachable stores have lines of their own; one for each request would bury them.
                 if status == StatusCode::INTERNAL_SERVER_ERROR {
                     tracing::error!(request_id, ?route, "a request failed");
@@ -78,11 +80,11 @@ impl Shared {
                     tracing::debug!(request_id, ?route, %status, "a request was refused");
                 }
                 refused.into_response(request_id)
-            }
-        };
-        spans::answered(&span, response.status());
-        self.metrics.observe(route, response.status(), self.runtime.monotonic().since(started));
-        response
+            });
+            spans::answered(&span, response.status());
+            self.metrics.observe(route, response.status(), self.runtime.monotonic().since(started));
+            response
+        }
     }
 
     /// Whether the tenant's quotas allow one more such schedule; `replaced` is the id that it takes if there is one of it.

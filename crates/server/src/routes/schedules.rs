@@ -30,7 +30,7 @@ pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response
     let key = once::Key::read(&head.headers)?;
     let bytes = collect(shared, &head.headers, body).await?;
     if let Some(key) = key {
-        return once::create(shared, tenant, &key, &bytes, is_dry_run).await;
+        return Box::pin(once::create(shared, tenant, &key, &bytes, is_dry_run)).await;
     }
     let now = shared.runtime.now();
     let wanted = read_schedule(&bytes, None, &shared.options.limits, &tenant.egress, now)?;
