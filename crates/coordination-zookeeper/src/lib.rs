@@ -136,29 +136,52 @@ impl ZookeeperTree {
         })
     }
 
-    fn events(&self, inner: zk::PersistentWatcher) -> Events {
-        let session = self.session.clone();
-        Events::of(stream::unfold((inner, session), async |(mut inner, session)| {
-            loop {
-                let event = tokio::select! {
-                    biased;
-                    event = inner.changed() => event,
-                    () = session.lost() => return None,
-                };
-                match (event.event_type, event.session_state) {
-                    (zk::EventType::Session, state) if state.is_terminated() => return None,
-                    // What happened while nobody was connected was told to nobody.
-                    (zk::EventType::Session, zk::SessionState::SyncConnected) => {
-                        return Some((Event::Gap, (inner, session)));
-                    }
-                    (zk::EventType::Session, _) => {}
-                    _ => match event_of(&event) {
-                        Some(event) => return Some((event, (inner, session))),
-                        None => return Some((Event::Gap, (inner, session))),
-                    },
+    fn events(&self, path: NodePath, watcher: zk::PersistentWatcher) -> Events {
+        let watched = Watched { path, watcher, client: self.client.clone(), session: self.session.clone() };
+        Events::of(stream::unfold(watched, async |mut watched| watched.next().await.map(|event| (event, watched))))
+    }
+}
+
+/// A node and all below it, over all connections of a session.
+struct Watched {
+    path: NodePath,
+    watcher: zk::PersistentWatcher,
+    client: Arc<Mutex<Option<zk::Client>>>,
+    session: Session,
+}
+
+impl Watched {
+    async fn next(&mut self) -> Option<Event> {
+        loop {
+            let event = tokio::select! {
+                biased;
+                event = self.watcher.changed() => event,
+                () = self.session.lost() => return None,
+            };
+            match (event.event_type, event.session_state) {
+                (zk::EventType::Session, state) if state.is_terminated() => return None,
+                // What happened while nobody was connected was told to nobody.
+                (zk::EventType::Session, zk::SessionState::SyncConnected) if self.again().await => {
+                    return Some(Event::Gap);
                 }
+                (zk::EventType::Session, _) => {}
+                _ => return Some(event_of(&event).unwrap_or(Event::Gap)),
             }
-        }))
+        }
+    }
+
+    /// The client asks a new server for watches that fire once, but not for this one (0.11.2, `resend_watches`). False if the
+    /// connection is lost again: the next is told, too.
+    async fn again(&mut self) -> bool {
+        let client = self.client.lock().expect("no holder of this lock panics").clone();
+        let Some(client) = client else { return false };
+        let watching = client.watch(self.path.as_str(), zk::AddWatchMode::PersistentRecursive);
+        let watcher = tokio::select! {
+            biased;
+            () = self.session.lost() => return false,
+            watcher = watching => watcher,
+        };
+        watcher.map(|watcher| self.watcher = watcher).is_ok()
     }
 }
 
@@ -297,7 +320,7 @@ impl Tree for ZookeeperTree {
             self.ask(async |client| {
                 let mode = zk::AddWatchMode::PersistentRecursive;
                 let watcher = client.watch(path.as_str(), mode).await.map_err(error_of)?;
-                Ok(self.events(watcher))
+                Ok(self.events(path.clone(), watcher))
             })
             .await
         })

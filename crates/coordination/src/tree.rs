@@ -22,6 +22,7 @@ mod error;
 mod path;
 pub mod session;
 mod watch;
+mod watchers;
 
 use std::time::Duration;
 
@@ -29,11 +30,12 @@ use bytes::Bytes;
 use domain::Timestamp;
 use futures_util::future::BoxFuture;
 
-pub use acl::{Acl, Credentials, Grant, Identity, Permissions, allows};
+pub use acl::{Acl, Credentials, Grant, Identity, Permissions, allows, shown};
 pub use error::TreeError;
 pub use path::{NodePath, NodePathError, Sequence};
 pub use session::{Session, SessionId, SessionState};
 pub use watch::{Event, EventSender, Events, Watch, WatchSender};
+pub use watchers::Watchers;
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 
@@ -105,6 +107,8 @@ pub trait Tree: Send + Sync + 'static {
     /// Reads that begin after this show all that had happened when it was called.
     fn sync(&self) -> Answer<'_, ()>;
 
+    /// To who may read the node or change its list. Who may not change it is told `x` in place of each digest: from one, a weak
+    /// password can be found.
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>>;
 
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat>;

@@ -13,4 +13,7 @@ mod guard;
 pub mod java;
 mod port;
 pub mod postgres;
+mod proxy;
 pub mod zookeeper;
+
+pub use proxy::Proxy;

@@ -3,5 +3,5 @@
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 
 mod conformance;
-mod proxy;
+mod connections;
 mod support;

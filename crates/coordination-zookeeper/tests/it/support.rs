@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 use coordination::conformance::tree::Subject;
 use coordination::tree::{SessionId, SessionOptions, Tree, Trees as _};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
+use engines::Proxy;
 use engines::zookeeper::Zookeeper;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
-
-use crate::proxy::Proxy;
 
 /// The ensemble of three of this process.
 pub(crate) fn ensemble() -> &'static Zookeeper {
@@ -44,8 +43,8 @@ impl Subject for Forest {
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>> {
         async {
             let at = self.opened.lock().unwrap().len() % self.servers.count();
-            let proxy = Proxy::start(&self.runtime, ([127, 0, 0, 1], self.servers.port(at)).into()).await;
-            let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", proxy.address, self.root)).unwrap();
+            let proxy = Proxy::start(([127, 0, 0, 1], self.servers.port(at)).into()).unwrap();
+            let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", proxy.address(), self.root)).unwrap();
             let tree = ZookeeperTrees::new(self.runtime.clone(), url).open(options).await.unwrap();
             self.opened.lock().unwrap().insert(tree.session().id(), proxy);
             tree

@@ -2,6 +2,7 @@
 //! other suite.
 
 mod access;
+mod model;
 mod multi;
 mod nodes;
 mod sessions;
@@ -91,6 +92,10 @@ suite! { $ dyn Subject, tree_conformance_tests, [conformance::tree];
         who_gave_no_credentials_makes_nothing_of_their_own
         only_who_may_changes_the_list
         a_list_is_told_as_it_was_made
+        a_digest_is_told_to_those_only_who_may_change_the_list
+    }
+    model {
+        random_changes_do_what_they_do_in_memory
     }
 }
 

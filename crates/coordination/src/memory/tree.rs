@@ -18,8 +18,8 @@ use self::state::State;
 use super::{Link, MemoryOptions};
 use crate::tree::session::{self, Session, SessionId};
 use crate::tree::{
-    Acl, Answer, Children, CreateMode, Created, Credentials, Done, Event, EventSender, Events, Expected, Grant, Node,
-    NodePath, Op, SessionOptions, Stat, Tree, TreeError, Trees, Watch, WatchSender, check_ops,
+    Acl, Answer, Children, CreateMode, Created, Credentials, Done, Event, Events, Expected, Grant, Node, NodePath, Op,
+    SessionOptions, Stat, Tree, TreeError, Trees, Watch, Watchers, check_ops,
 };
 
 /// How often containers whose last child went are looked for, if anybody calls.
@@ -42,32 +42,10 @@ struct Inner {
     last_session: i64,
     /// Of living sessions; `None`: never.
     ends: BTreeMap<SessionId, (Duration, Option<Monotonic>)>,
-    watchers: Vec<Watcher>,
+    watchers: Watchers,
     collected: Monotonic,
     /// Of the step under way, by the engine's wall clock.
     at: Timestamp,
-}
-
-struct Watcher {
-    session: SessionId,
-    path: NodePath,
-    what: Watched,
-}
-
-enum Watched {
-    /// Of the node and its data.
-    Node(WatchSender),
-    Children(WatchSender),
-    All(EventSender),
-}
-
-impl Watcher {
-    fn is_wanted(&self) -> bool {
-        match &self.what {
-            Watched::Node(sender) | Watched::Children(sender) => sender.is_wanted(),
-            Watched::All(sender) => sender.is_wanted(),
-        }
-    }
 }
 
 impl MemoryTrees {
@@ -78,7 +56,7 @@ impl MemoryTrees {
             state: State::new(runtime.now()),
             last_session: 0,
             ends: BTreeMap::new(),
-            watchers: Vec::new(),
+            watchers: Watchers::default(),
             collected: runtime.monotonic(),
             at: runtime.now(),
         };
@@ -214,8 +192,7 @@ impl Inner {
 
     fn end_session(&mut self, id: SessionId) {
         self.ends.remove(&id);
-        // Its watches end, too: they would tell nobody.
-        self.watchers.retain(|watcher| watcher.session != id);
+        self.watchers.end(id);
         let events = self.state.close(id, self.at);
         self.tell(&events);
     }
@@ -233,47 +210,7 @@ impl Inner {
     }
 
     fn tell(&mut self, events: &[Event]) {
-        for event in events {
-            self.tell_one(event);
-        }
-    }
-
-    fn tell_one(&mut self, event: &Event) {
-        let (Event::Created(path) | Event::Changed(path) | Event::Deleted(path)) = event else { return };
-        let parent = path.parent();
-        let (is_set, is_gone) = (matches!(event, Event::Changed(_)), matches!(event, Event::Deleted(_)));
-        let watchers = std::mem::take(&mut self.watchers);
-        self.watchers = watchers
-            .into_iter()
-            .filter_map(|mut watcher| {
-                let is_it = watcher.path == *path;
-                match watcher.what {
-                    Watched::Node(sender) if is_it => sender.fire(event.clone()),
-                    Watched::Children(sender) if is_it && is_gone => sender.fire(event.clone()),
-                    Watched::Children(sender) if !is_set && parent.as_ref() == Some(&watcher.path) => {
-                        sender.fire(Event::ChildrenChanged(watcher.path.clone()));
-                    }
-                    Watched::All(ref mut sender) if path.is_within(&watcher.path) => {
-                        return sender.send(event.clone()).then_some(watcher);
-                    }
-                    Watched::Node(_) | Watched::Children(_) | Watched::All(_) => return Some(watcher),
-                }
-                None
-            })
-            .collect();
-    }
-
-    fn watch(&mut self, session: SessionId, path: &NodePath, what: impl FnOnce(WatchSender) -> Watched) -> Watch {
-        let (sender, watch) = Watch::new();
-        self.add(Watcher { session, path: path.clone(), what: what(sender) });
-        watch
-    }
-
-    fn add(&mut self, watcher: Watcher) {
-        if self.watchers.len() == self.watchers.capacity() {
-            self.watchers.retain(Watcher::is_wanted);
-        }
-        self.watchers.push(watcher);
+        events.iter().for_each(|event| self.watchers.tell(event));
     }
 }
 
@@ -363,26 +300,22 @@ impl Tree for MemoryTree {
 
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.get(id, &path)?, inner.watch(id, &path, Watched::Node))))
+        self.call(move |inner, id| Ok((inner.state.get(id, &path)?, inner.watchers.node(id, &path))))
     }
 
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.exists(&path), inner.watch(id, &path, Watched::Node))))
+        self.call(move |inner, id| Ok((inner.state.exists(&path), inner.watchers.node(id, &path))))
     }
 
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.children(id, &path)?, inner.watch(id, &path, Watched::Children))))
+        self.call(move |inner, id| Ok((inner.state.children(id, &path)?, inner.watchers.children(id, &path))))
     }
 
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
         let path = path.clone();
-        self.call(move |inner, session| {
-            let (sender, events) = Events::new();
-            inner.add(Watcher { session, path, what: Watched::All(sender) });
-            Ok(events)
-        })
+        self.call(move |inner, id| Ok(inner.watchers.all(id, &path)))
     }
 
     fn sync(&self) -> Answer<'_, ()> {

@@ -130,6 +130,26 @@ pub fn allows(grants: &[Grant], identities: &[Identity], wanted: Permissions) ->
     grants.iter().any(|grant| grant.permissions.has(wanted) && is_meant(&grant.to))
 }
 
+/// For engines: a node's list as it is told to who is known as `identities`.
+///
+/// # Errors
+/// [`TreeError::Forbidden`] if they may neither read the node nor change its list.
+pub fn shown(mut grants: Vec<Grant>, identities: &[Identity]) -> Result<Vec<Grant>, TreeError> {
+    if allows(&grants, identities, Permissions::ADMIN) {
+        return Ok(grants);
+    }
+    if !allows(&grants, identities, Permissions::READ) {
+        return Err(TreeError::Forbidden);
+    }
+    for grant in &mut grants {
+        if let Identity::Digest(digest) = &mut grant.to {
+            let name = digest.split(':').next().unwrap_or_default();
+            *digest = format!("{name}:x");
+        }
+    }
+    Ok(grants)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,10 +2,47 @@
 
 mod mutants;
 
+use bytes::Bytes;
 use coordination::conformance::{Case, tree::Subject};
-use coordination::memory::MemoryOptions;
+use coordination::memory::{MemoryOptions, MemoryTrees};
+use coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOptions, TreeError, Trees as _};
 
 use crate::support::{MemoryForest, on_real, slow};
+
+#[test]
+fn after_the_last_number_comes_the_least() {
+    on_real(async |runtime| {
+        let trees = MemoryTrees::new(runtime, MemoryOptions::default());
+        let tree = trees.open(SessionOptions::default()).await.unwrap();
+        trees.set_sequence(&NodePath::root(), i32::MAX);
+        let path = NodePath::new("/n-").unwrap();
+        let mut names = Vec::new();
+        for _ in 0..2 {
+            let made = tree.create(&path, Bytes::new(), CreateMode::PersistentSequential, Acl::Open).await.unwrap();
+            names.push(made.path.name().to_owned());
+        }
+        assert_eq!(names, ["n-2147483647", "n--2147483648"]);
+        let numbers = names.iter().map(|name| Sequence::after(name, "n-"));
+        assert!(numbers.eq([Some(Sequence(i32::MAX)), Some(Sequence(i32::MIN))]));
+    });
+}
+
+#[test]
+fn a_session_that_the_engine_has_ended_finds_out_with_its_next_call() {
+    on_real(async |runtime| {
+        let trees = MemoryTrees::new(runtime, MemoryOptions::default());
+        let (tree, other) = (
+            trees.open(SessionOptions::default()).await.unwrap(),
+            trees.open(SessionOptions::default()).await.unwrap(),
+        );
+        let path = NodePath::new("/mine").unwrap();
+        tree.create(&path, Bytes::new(), CreateMode::Ephemeral, Acl::Open).await.unwrap();
+        trees.expire(tree.session().id());
+        assert_eq!(other.exists(&path).await, Ok(None));
+        assert_eq!(tree.exists(&path).await, Err(TreeError::SessionLost));
+        assert!(tree.session().state().borrow().is_lost());
+    });
+}
 
 mod real {
     use super::*;

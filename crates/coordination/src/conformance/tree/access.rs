@@ -93,3 +93,15 @@ pub(super) async fn a_list_is_told_as_it_was_made(subject: &dyn Subject) {
     assert_eq!(peer.tree.acl(&path("/hers")).await, Ok(vec![hers.clone()]));
     assert_eq!(peer.tree.acl(&path("/readable")).await, Ok(vec![hers, all(Permissions::READ)]));
 }
+
+pub(super) async fn a_digest_is_told_to_those_only_who_may_change_the_list(subject: &dyn Subject) {
+    let (peer, other) = (Peer::open_as(subject, &[alice()]).await, Peer::open(subject).await);
+    make(&peer, "/a", Acl::CreatorReadable).await.expect("she gave credentials");
+    other.tree.sync().await.expect("the engine answers");
+    let hidden = Grant { to: Identity::Digest("alice:x".to_owned()), permissions: Permissions::ALL };
+    let read = Grant { to: Identity::Anyone, permissions: Permissions::READ };
+    assert_eq!(other.tree.acl(&path("/a")).await, Ok(vec![hidden, read]));
+    peer.tree.set_acl(&path("/a"), Acl::Creator).await.expect("it is hers");
+    other.tree.sync().await.expect("the engine answers");
+    assert_eq!(other.tree.acl(&path("/a")).await, Err(TreeError::Forbidden));
+}

@@ -8,7 +8,7 @@ use domain::Timestamp;
 
 use crate::tree::{
     Acl, Children, CreateMode, Created, Done, Event, Expected, Grant, Identity, Node, NodePath, Op, Permissions,
-    Sequence, SessionId, Stat, TreeError, Zxid, allows,
+    Sequence, SessionId, Stat, TreeError, Zxid, allows, shown,
 };
 
 pub(super) struct State {
@@ -171,9 +171,8 @@ impl State {
             Op::Set { path, data, expected } => self.set(&path, data, expected, change).map(Done::Set),
             Op::Delete { path, expected } => {
                 let parent = path.parent().ok_or_else(|| TreeError::Invalid("the root stays".to_owned()))?;
-                // Whether it is there is told before whether it may go.
-                let row = self.row(&path)?;
                 self.allow(self.row(&parent)?, change.session, Permissions::DELETE)?;
+                let row = self.row(&path)?;
                 row.expect(expected)?;
                 if row.children > 0 {
                     return Err(TreeError::NotEmpty);
@@ -193,9 +192,9 @@ impl State {
         change: &mut Change,
     ) -> Result<Created, TreeError> {
         let parent_path = path.parent().ok_or(TreeError::NodeExists)?;
+        let grants = acl.grants(&self.sessions[&change.session].identities)?;
         let mut parent = self.row(&parent_path)?.clone();
         self.allow(&parent, change.session, Permissions::CREATE)?;
-        let grants = acl.grants(&self.sessions[&change.session].identities)?;
         if mode.is_sequential() {
             let name = format!("{}{}", path.name(), Sequence(parent.creations));
             path = parent_path.join(&name).map_err(|error| TreeError::Invalid(error.to_string()))?;
@@ -273,10 +272,11 @@ impl State {
 
     pub(super) fn set_acl(&mut self, session: SessionId, path: &NodePath, acl: &Acl) -> Result<Stat, TreeError> {
         let identities = self.sessions.get(&session).map(|opened| &opened.identities).ok_or(TreeError::SessionLost)?;
+        let grants = acl.grants(identities)?;
         let row = self.row(path)?;
         self.allow(row, session, Permissions::ADMIN)?;
         let mut row = row.clone();
-        row.grants = acl.grants(identities)?.into();
+        row.grants = grants.into();
         row.acl_version = row.acl_version.wrapping_add(1);
         let stat = row.stat();
         self.last.0 += 1;
@@ -320,9 +320,8 @@ impl State {
 
     pub(super) fn acl(&self, session: SessionId, path: &NodePath) -> Result<Vec<Grant>, TreeError> {
         let row = self.row(path)?;
-        let may_look =
-            [Permissions::READ, Permissions::ADMIN].iter().any(|wanted| self.allow(row, session, *wanted).is_ok());
-        if may_look { Ok(row.grants.to_vec()) } else { Err(TreeError::Forbidden) }
+        let identities = self.sessions.get(&session).map_or(&[][..], |opened| &opened.identities);
+        shown(row.grants.to_vec(), identities)
     }
 
     /// For tests of what comes after the last number.

@@ -1,0 +1,47 @@
+//! What a connection that was lost and found again means.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use coordination::tree::{Acl, CreateMode, Event, Expected, NodePath, SessionOptions, SessionState, Trees as _};
+use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
+use engines::{Proxy, zookeeper};
+use futures_util::StreamExt as _;
+
+use crate::support::on_real;
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[test]
+fn no_watch_is_lost_with_a_connection_and_events_say_that_there_is_a_gap() {
+    on_real(async |runtime| {
+        let server = ([127, 0, 0, 1], zookeeper::shared().port(0)).into();
+        let proxy = Proxy::start(server).unwrap();
+        let root = format!("test-{:032x}", runtime.random_u128());
+        let open = async |address: std::net::SocketAddr| {
+            let url = ZookeeperUrl::parse(&format!("zookeeper://{address}/{root}")).unwrap();
+            let options = SessionOptions { timeout: Duration::from_secs(6), ..SessionOptions::default() };
+            ZookeeperTrees::new(runtime.clone(), url).open(options).await.unwrap()
+        };
+        let (tree, other) = (open(proxy.address()).await, open(server).await);
+        let path = NodePath::new("/a").unwrap();
+        let (_, watch) = tree.exists_and_watch(&path).await.unwrap();
+        let mut events = tree.watch_all(&NodePath::root()).await.unwrap();
+        let mut state = tree.session().state();
+
+        proxy.cut();
+        other.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
+        let suspended = state.wait_for(|state| *state == SessionState::Suspended);
+        runtime.timeout(LIMIT, suspended).await.unwrap().unwrap();
+        proxy.mend();
+
+        assert_eq!(runtime.timeout(LIMIT, watch).await, Some(Ok(Event::Created(path.clone()))));
+        assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
+        let connected = state.wait_for(|state| *state == SessionState::Connected);
+        runtime.timeout(LIMIT, connected).await.unwrap().unwrap();
+        // What happens from then on is told.
+        other.delete(&path, Expected::Any).await.unwrap();
+        let mut told = events.take_while(|event| std::future::ready(*event != Event::Deleted(path.clone())));
+        runtime.timeout(LIMIT, async { while told.next().await.is_some() {} }).await.unwrap();
+    });
+}
