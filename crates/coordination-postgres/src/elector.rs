@@ -28,7 +28,7 @@ pub struct PostgresElector {
 
 impl PostgresElector {
     pub(crate) fn new(inner: Arc<Inner>, group: &ClaimName) -> Self {
-        let life = MemberId::random(&inner.runtime).to_string();
+        let life = MemberId::random(&inner.database.runtime).to_string();
         PostgresElector { inner, group: group.as_str().to_owned(), life }
     }
 }
@@ -38,8 +38,10 @@ impl Elector for PostgresElector {
         let (replica, lease) = (replica.to_owned(), millis(lease));
         Box::pin(async move {
             check_replica(&replica)?;
-            let rows =
-                self.inner.ask(&self.inner.pulse, IS_LEADER, &[&self.group, &replica, &self.life, &lease]).await?;
+            let rows = self
+                .inner
+                .ask(&self.inner.database.pulse, IS_LEADER, &[&self.group, &replica, &self.life, &lease])
+                .await?;
             let row = rows.first().ok_or_else(|| unexpected("no row"))?;
             let leadership = || {
                 let term = u64::try_from(row.try_get::<_, i64>(1).ok()?).ok()?;
@@ -53,14 +55,14 @@ impl Elector for PostgresElector {
         let replica = replica.to_owned();
         Box::pin(async move {
             check_replica(&replica)?;
-            self.inner.ask(&self.inner.pulse, RESIGN, &[&self.group, &replica, &self.life]).await?;
+            self.inner.ask(&self.inner.database.pulse, RESIGN, &[&self.group, &replica, &self.life]).await?;
             Ok(())
         })
     }
 
     fn followers(&self) -> Answer<'_, Vec<Follower>> {
         Box::pin(async move {
-            let rows = self.inner.ask(&self.inner.pulse, FOLLOWERS, &[&self.group]).await?;
+            let rows = self.inner.ask(&self.inner.database.pulse, FOLLOWERS, &[&self.group]).await?;
             let follower = |row: &postgres_client::tokio_postgres::Row| {
                 Some(Follower { replica: row.try_get(0).ok()?, leads: row.try_get(1).ok()? })
             };

@@ -12,10 +12,12 @@
 //! answered is synced to disk. A database that is put back in time (a restore, a fail-over to a standby that lagged)
 //! forgets renewals and claims: only the store's terms fence then. See docs/decisions/0101-sessions-on-postgresql.md.
 
+mod database;
 mod elector;
 mod error;
 mod listener;
 mod schema;
+mod tree;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -30,14 +32,14 @@ use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
-use postgres_client::{Failure, Link, Server, Session};
-use runtime::{Runtime, TaskSet};
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use postgres_client::{Link, Server};
+use runtime::Runtime;
 
+use database::{Database, Dropped};
 pub use elector::PostgresElector;
 pub use error::OpenError;
 pub use schema::{VERSION, migrate};
+pub use tree::PostgresTrees;
 
 #[derive(Clone)]
 pub struct Options {
@@ -95,30 +97,17 @@ impl fmt::Debug for Options {
     }
 }
 
-/// After the server's own limit it has this long to say so.
-const SILENCE: Duration = Duration::from_millis(250);
-
 /// One process's way to the database. Dropped, it closes its connections; sessions end by their leases.
 pub struct PostgresCoordination {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    id: String,
-    runtime: Runtime,
-    server: Arc<Server>,
-    statement_timeout: Duration,
-    /// What must not wait: renewals and views.
-    pulse: Link,
-    /// What takes its turn.
-    work: Link,
-    changes: watch::Sender<()>,
+    database: Database,
     /// The sessions that this process has opened: those that have ended leave no row, and are not to come back.
     joined: Mutex<BTreeSet<MemberId>>,
     /// Numbers the claims and releases of this process.
     calls: AtomicI64,
-    stop: CancellationToken,
-    _tasks: TaskSet,
 }
 
 impl PostgresCoordination {
@@ -127,34 +116,15 @@ impl PostgresCoordination {
     /// # Errors
     /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
-        let server = options.server(url)?;
-        let id = schema::check(runtime, &server).await?;
-        let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
-        let changes = watch::Sender::new(());
-        tasks.spawn(
-            "coordination listener",
-            listener::run(runtime.clone(), server.clone(), changes.clone(), stop.clone()),
-        );
-        let inner = Inner {
-            runtime: runtime.clone(),
-            id,
-            statement_timeout: options.statement_timeout,
-            pulse: Link::start(runtime, &tasks, &server, stop.clone()),
-            work: Link::start(runtime, &tasks, &server, stop.clone()),
-            server,
-            changes,
-            joined: Mutex::default(),
-            calls: AtomicI64::new(1),
-            stop,
-            _tasks: tasks,
-        };
+        let database = Database::open(runtime, url, options, "reveille_coordination").await?;
+        let inner = Inner { database, joined: Mutex::default(), calls: AtomicI64::new(1) };
         Ok(PostgresCoordination { inner: Arc::new(inner) })
     }
 
     /// Made with the schema, kept for ever: all who open this place are told the same.
     #[must_use]
     pub fn id(&self) -> &str {
-        &self.inner.id
+        &self.inner.database.id
     }
 
     /// This process's replica object of the group `group`.
@@ -164,15 +134,9 @@ impl PostgresCoordination {
     }
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
 impl fmt::Debug for PostgresCoordination {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PostgresCoordination({})", self.inner.server)
+        write!(f, "PostgresCoordination({})", self.inner.database.server)
     }
 }
 
@@ -184,24 +148,7 @@ impl Inner {
         statement: &'static str,
         parameters: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<Row>, OwnershipError> {
-        let asking = async {
-            let session = link.session().await?;
-            let mut unanswered = Unanswered(Some(session.clone()));
-            let asked = async {
-                let statement = session.prepare(statement).await?;
-                session.client().query(&statement, parameters).await.map_err(|error| self.server.failure(&error))
-            };
-            let answer = asked.await;
-            unanswered.0 = None;
-            answer
-        };
-        let waited = self.statement_timeout + SILENCE;
-        let answer = self.runtime.timeout(waited, asking).await;
-        answer.unwrap_or_else(|| Err(self.silent(waited))).map_err(error::of_failure)
-    }
-
-    fn silent(&self, waited: Duration) -> Failure {
-        Failure::Silent { server: self.server.to_string(), waited }
+        self.database.ask(link, statement, parameters, Dropped::GivesUp).await.map_err(error::of_failure)
     }
 
     /// As [`Inner::ask`], for a statement that answers one row with one column.
@@ -232,18 +179,6 @@ fn unexpected(what: &str) -> OwnershipError {
     OwnershipError::Refused(format!("the database answered {what}; is its schema changed by hand?"))
 }
 
-/// A session with a call under way. Whoever gives the call up, by a limit of any kind, gives the connection up: a
-/// server that is silent would swallow the next call, too.
-struct Unanswered(Option<Arc<Session>>);
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        if let Some(session) = self.0.take() {
-            session.abandon();
-        }
-    }
-}
-
 const JOIN: &str = "select reveille_coordination.join_as($1::text::uuid, $2, $3, $4, $5, $6)";
 const JOIN_AGAIN: &str = "select reveille_coordination.join_again($1::text::uuid, $2, $3, $4, $5, $6)";
 const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
@@ -270,7 +205,7 @@ impl Ownership for PostgresCoordination {
             let again = self.inner.joined().contains(&member_id);
             let statement = if again { JOIN_AGAIN } else { JOIN };
             let parameters: [&(dyn ToSql + Sync); 6] = [&id, &name, &address, &owns, &build, &lease];
-            let seen = seen(self.inner.ask_one(&self.inner.work, statement, &parameters).await?)?;
+            let seen = seen(self.inner.ask_one(&self.inner.database.work, statement, &parameters).await?)?;
             self.inner.joined().insert(member_id);
             Ok(seen)
         })
@@ -278,14 +213,14 @@ impl Ownership for PostgresCoordination {
 
     fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen> {
         let lease = millis(lease);
-        Box::pin(
-            async move { seen(self.inner.ask_one(&self.inner.pulse, RENEW, &[&member.to_string(), &lease]).await?) },
-        )
+        Box::pin(async move {
+            seen(self.inner.ask_one(&self.inner.database.pulse, RENEW, &[&member.to_string(), &lease]).await?)
+        })
     }
 
     fn leave(&self, member: MemberId) -> Answer<'_, ()> {
         Box::pin(async move {
-            self.inner.ask(&self.inner.work, LEAVE, &[&member.to_string()]).await?;
+            self.inner.ask(&self.inner.database.work, LEAVE, &[&member.to_string()]).await?;
             Ok(())
         })
     }
@@ -296,7 +231,8 @@ impl Ownership for PostgresCoordination {
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
             let id = member.to_string();
-            let held: Option<Vec<bool>> = self.inner.ask_one(&self.inner.work, CLAIM, &[&id, &names, &call]).await?;
+            let held: Option<Vec<bool>> =
+                self.inner.ask_one(&self.inner.database.work, CLAIM, &[&id, &names, &call]).await?;
             let held = held.ok_or(OwnershipError::Lost)?;
             if held.len() == names.len() { Ok(held) } else { Err(unexpected("for other names")) }
         })
@@ -307,7 +243,7 @@ impl Ownership for PostgresCoordination {
         let call = self.inner.next_call();
         Box::pin(async move {
             let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
-            self.inner.ask(&self.inner.work, RELEASE, &[&member.to_string(), &names, &call]).await?;
+            self.inner.ask(&self.inner.database.work, RELEASE, &[&member.to_string(), &names, &call]).await?;
             Ok(())
         })
     }
@@ -315,7 +251,7 @@ impl Ownership for PostgresCoordination {
     fn view(&self) -> Answer<'_, View> {
         Box::pin(async move {
             let mut view = View::default();
-            for row in self.inner.ask(&self.inner.pulse, VIEW, &[]).await? {
+            for row in self.inner.ask(&self.inner.database.pulse, VIEW, &[]).await? {
                 add(&mut view, &row).ok_or_else(|| unexpected("what no member wrote"))?;
             }
             Ok(view)
@@ -323,7 +259,7 @@ impl Ownership for PostgresCoordination {
     }
 
     fn changed(&self) -> BoxFuture<'static, ()> {
-        let mut changes = self.inner.changes.subscribe();
+        let mut changes = self.inner.database.changes.subscribe();
         Box::pin(async move {
             if changes.changed().await.is_err() {
                 // The engine is closed, and nothing will be heard.

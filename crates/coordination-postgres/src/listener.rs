@@ -13,19 +13,25 @@ use tokio_util::sync::CancellationToken;
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-pub(crate) async fn run(runtime: Runtime, server: Arc<Server>, changes: watch::Sender<()>, stop: CancellationToken) {
+pub(crate) async fn run(
+    runtime: Runtime,
+    server: Arc<Server>,
+    channel: &'static str,
+    changes: watch::Sender<()>,
+    stop: CancellationToken,
+) {
     tokio::select! {
         biased;
         () = stop.cancelled() => {}
-        () = listen_for_ever(&runtime, &server, &changes) => {}
+        () = listen_for_ever(&runtime, &server, channel, &changes) => {}
     }
 }
 
-async fn listen_for_ever(runtime: &Runtime, server: &Server, changes: &watch::Sender<()>) {
+async fn listen_for_ever(runtime: &Runtime, server: &Server, channel: &str, changes: &watch::Sender<()>) {
     let mut backoff = BACKOFF_MIN;
     loop {
         let began = runtime.monotonic();
-        if let Err(failure) = listen(runtime, server, changes).await {
+        if let Err(failure) = listen(runtime, server, channel, changes).await {
             tracing::debug!(%failure, "changes are not heard of; polling goes on");
         }
         if runtime.monotonic().since(began) > BACKOFF_MAX {
@@ -38,10 +44,11 @@ async fn listen_for_ever(runtime: &Runtime, server: &Server, changes: &watch::Se
 }
 
 /// Until the connection ends.
-async fn listen(runtime: &Runtime, server: &Server, changes: &watch::Sender<()>) -> Result<(), Failure> {
+async fn listen(runtime: &Runtime, server: &Server, channel: &str, changes: &watch::Sender<()>) -> Result<(), Failure> {
     let (client, mut messages) = server.connect(runtime).await?;
     let asking = async {
-        let asked = runtime.timeout(server.statement_timeout(), client.batch_execute("listen reveille_coordination"));
+        let statement = format!("listen {channel}");
+        let asked = runtime.timeout(server.statement_timeout(), client.batch_execute(&statement));
         match asked.await {
             Some(answer) => answer.map_err(|error| server.failure(&error))?,
             None => return Err(Failure::Silent { server: server.to_string(), waited: server.statement_timeout() }),

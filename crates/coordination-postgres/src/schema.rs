@@ -8,15 +8,20 @@ use postgres_client::tokio_postgres::{Client, Error, Row};
 use postgres_client::{Failure, Server};
 use runtime::Runtime;
 
+use crate::database::SILENCE;
 use crate::{OpenError, Options};
 
 /// Of the schema that this build needs.
-pub const VERSION: i32 = 2;
+pub const VERSION: i32 = 3;
 
 /// What makes version 1, 2, and so on of the one before.
-const MIGRATIONS: &[&str] = &[include_str!("../migrations/0001.sql"), include_str!("../migrations/0002.sql")];
+const MIGRATIONS: &[&str] = &[
+    include_str!("../migrations/0001.sql"),
+    include_str!("../migrations/0002.sql"),
+    include_str!("../migrations/0003.sql"),
+];
 
-const _: () = assert!(MIGRATIONS.len() == 2 && VERSION == 2, "each version has its migration");
+const _: () = assert!(MIGRATIONS.len() == 3 && VERSION == 3, "each version has its migration");
 
 /// A name for the lock that migrations hold: "reveille" and "coord".
 const LOCK: &str = "select pg_advisory_xact_lock(x'72657665'::integer, x'636f6f72'::integer)";
@@ -116,7 +121,7 @@ async fn with_client<T>(
             }
         }
     };
-    let waited = server.statement_timeout() + crate::SILENCE;
+    let waited = server.statement_timeout() + SILENCE;
     let done = runtime.timeout(waited, working).await;
     done.unwrap_or_else(|| Err(Failure::Silent { server: server.to_string(), waited }.into()))
 }
@@ -129,6 +134,6 @@ mod tests {
     #[test]
     fn a_migration_that_databases_were_made_by_never_changes() {
         let digests: Vec<u32> = MIGRATIONS.iter().map(|migration| domain::id::fnv1a(migration.as_bytes())).collect();
-        assert_eq!(digests, [2_183_567_014, 4_145_944_337]);
+        assert_eq!(digests, [2_183_567_014, 4_145_944_337, 1_269_974_897]);
     }
 }

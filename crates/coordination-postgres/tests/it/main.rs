@@ -8,3 +8,4 @@ mod faults;
 mod fight;
 mod schema;
 mod support;
+mod tree;

@@ -1,0 +1,363 @@
+//! The tree on PostgreSQL's rows.
+//!
+//! Each change is one call of a function on the server (see `migrations/0003.sql`), which holds the one row with the last change's
+//! number until it commits, and checks in the same transaction that its session still lives. A session's end is in its row, by the
+//! database's clock; whoever finds it past, ends the session and its nodes in a change of its own. A change notes what it did to which
+//! node; [`feed`] reads these notes for the watches of this process, woken by NOTIFY and now and then without it.
+//!
+//! Always true here: a read tells its watches what happened up to it before it answers; of a session's changes none is made after a later
+//! one.
+
+mod feed;
+mod rows;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use coordination::tree::session::{self, Session, SessionId};
+use coordination::tree::{
+    Acl, Answer, Children, CreateMode, Created, Credentials, Done, Events, Expected, Grant, Identity, Node, NodePath,
+    Op, Permissions, SessionOptions, Stat, Tree, TreeError, Trees, Watch, allows, check_data, check_ops, shown,
+};
+use futures_util::future::BoxFuture;
+use postgres_client::Link;
+use postgres_client::tokio_postgres::Row;
+use postgres_client::tokio_postgres::types::ToSql;
+use runtime::{Runtime, TaskSet};
+use tokio::sync::mpsc;
+
+use self::feed::Feed;
+use self::rows::{Asked, Found};
+use crate::database::{Database, Dropped};
+use crate::{OpenError, Options};
+
+/// What a session's timeout may be; events are kept for longer.
+const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
+/// Sessions that were dropped and wait to be closed. Of more, some end by their leases.
+const CLOSING_MAX: usize = 64;
+
+/// One process's way to the tree in a database. Dropped with the last of its sessions, it closes its connections.
+pub struct PostgresTrees {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    database: Database,
+    feed: Feed,
+    closing: mpsc::Sender<SessionId>,
+}
+
+impl PostgresTrees {
+    /// Connects, and checks the schema that [`crate::migrate`] has made.
+    ///
+    /// # Errors
+    /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
+    pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
+        let database = Database::open(runtime, url, options, "reveille_tree").await?;
+        let (closing, closed) = mpsc::channel(CLOSING_MAX);
+        let inner = Arc::new(Inner { database, feed: Feed::default(), closing });
+        let tasks = &inner.database.tasks;
+        tasks.spawn("tree feed", feed::run(Arc::downgrade(&inner)));
+        tasks.spawn("tree sessions", close(Arc::downgrade(&inner), closed));
+        Ok(PostgresTrees { inner })
+    }
+}
+
+impl fmt::Debug for PostgresTrees {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresTrees({})", self.inner.database.server)
+    }
+}
+
+/// Closes what was dropped.
+async fn close(inner: std::sync::Weak<Inner>, mut dropped: mpsc::Receiver<SessionId>) {
+    while let Some(id) = dropped.recv().await {
+        let Some(inner) = inner.upgrade() else { return };
+        if let Err(error) = inner.close(id).await {
+            tracing::debug!(session = %id, %error, "a session that was dropped ends by its lease");
+        }
+    }
+}
+
+impl Trees for PostgresTrees {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        Box::pin(async move {
+            let inner = &self.inner;
+            let SessionOptions { timeout, credentials } = options;
+            let timeout = timeout.clamp(*TIMEOUTS.start(), *TIMEOUTS.end());
+            let identities: Vec<Identity> = credentials.iter().map(Credentials::identity).collect();
+            let who = rows::who_of(&identities)?;
+            let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX);
+            let sent = inner.database.runtime.monotonic();
+            let opened = inner.ask(&inner.database.work, rows::OPEN, &[&who, &millis]).await?;
+            let id: i64 = opened.first().and_then(|row| row.try_get(0).ok()).ok_or_else(rows::unexpected)?;
+            let session = Session::new(SessionId(id), timeout, sent);
+            Ok(Arc::new(PostgresTree::keep(inner.clone(), session, identities)) as Arc<dyn Tree>)
+        })
+    }
+}
+
+impl Inner {
+    async fn ask(
+        &self,
+        link: &Link,
+        statement: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, TreeError> {
+        let asked = self.database.ask(link, statement, parameters, Dropped::Leaves).await;
+        asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))
+    }
+
+    async fn close(&self, id: SessionId) -> Result<(), TreeError> {
+        self.ask(&self.database.work, rows::CLOSE, &[&id.0]).await.map(drop)
+    }
+}
+
+/// One session.
+struct PostgresTree {
+    inner: Arc<Inner>,
+    session: Session,
+    identities: Vec<Identity>,
+    /// The last number of a change of this session; held while one is under way, so that they come in their order.
+    changing: tokio::sync::Mutex<i64>,
+    is_closed: AtomicBool,
+    _tasks: TaskSet,
+}
+
+impl PostgresTree {
+    fn keep(inner: Arc<Inner>, session: Session, identities: Vec<Identity>) -> Self {
+        let tasks = TaskSet::new(&inner.database.runtime);
+        inner.feed.join(session.clone());
+        let (kept, renewing) = (session.clone(), inner.clone());
+        tasks.spawn("tree session", async move {
+            let ping = || -> BoxFuture<'static, Result<(), TreeError>> {
+                let (inner, id) = (renewing.clone(), kept.id().0);
+                Box::pin(async move {
+                    let rows = inner.ask(&inner.database.pulse, rows::RENEW, &[&id]).await?;
+                    let lives = rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(rows::unexpected)?;
+                    if lives { Ok(()) } else { Err(TreeError::SessionLost) }
+                })
+            };
+            session::keep(&renewing.database.runtime, &kept, ping).await;
+            renewing.feed.leave(kept.id());
+        });
+        let changing = tokio::sync::Mutex::new(0);
+        PostgresTree { inner, session, identities, changing, is_closed: AtomicBool::new(false), _tasks: tasks }
+    }
+
+    /// What `request` answers, unless the session ends first.
+    async fn within<T>(&self, request: impl Future<Output = Result<T, TreeError>>) -> Result<T, TreeError> {
+        if !self.session.is_valid(self.inner.database.runtime.monotonic()) {
+            return Err(TreeError::SessionLost);
+        }
+        let answer = tokio::select! {
+            biased;
+            () = self.session.lost() => Err(TreeError::SessionLost),
+            answer = request => answer,
+        };
+        match &answer {
+            Err(TreeError::SessionLost) => self.session.lose(),
+            Err(TreeError::Disconnected(_)) => self.session.suspend(),
+            Ok(_) | Err(_) => {}
+        }
+        answer
+    }
+
+    /// With an error, which step's it is.
+    async fn change(&self, steps: Vec<Asked>) -> Result<Vec<Done>, (usize, TreeError)> {
+        let Inner { database, feed, .. } = &*self.inner;
+        let changed = self.within(async {
+            let mut call = self.changing.lock().await;
+            *call += 1;
+            let changed = rows::Change::new(&self.identities, &steps).ask(database, self.session.id(), *call).await?;
+            if let Ok((zxid, _)) = &changed {
+                // The change was made, whether or not its own events can be had now: a read will want them.
+                drop(feed.catch_up(database, *zxid).await);
+            }
+            Ok(changed)
+        });
+        changed.await.map_err(|error| (0, error))?.map(|(_, done)| done)
+    }
+
+    /// A change of one step.
+    async fn change_one(&self, step: Asked) -> Result<Done, TreeError> {
+        let done = self.change(vec![step]).await.map_err(|(_, error)| error)?;
+        done.into_iter().next().ok_or_else(rows::unexpected)
+    }
+
+    /// What a node is, and what its watches are told of before.
+    async fn read(&self, statement: &'static str, path: &NodePath) -> Result<Found, TreeError> {
+        let Inner { database, feed, .. } = &*self.inner;
+        self.within(async {
+            let found = Found::ask(database, statement, path).await?;
+            feed.catch_up(database, found.zxid).await?;
+            Ok(found)
+        })
+        .await
+    }
+
+    /// As [`PostgresTree::read`]; `watch` is what hears of all that happens after it.
+    async fn read_and<W>(
+        &self,
+        statement: &'static str,
+        path: &NodePath,
+        watch: impl FnOnce(&mut coordination::tree::Watchers, SessionId) -> W,
+    ) -> Result<(Found, W), TreeError> {
+        let Inner { database, feed, .. } = &*self.inner;
+        self.within(async {
+            let mut turn = feed.turn().await;
+            let found = Found::ask(database, statement, path).await?;
+            feed.fetch(&mut turn, database, found.zxid).await?;
+            Ok((found, feed.watch(|watchers| watch(watchers, self.session.id()))))
+        })
+        .await
+    }
+
+    fn readable(&self, found: Found) -> Result<(Node, Vec<String>), TreeError> {
+        let Found { node, grants, names, .. } = found;
+        let node = node.ok_or(TreeError::NoNode)?;
+        if allows(&grants, &self.identities, Permissions::READ) { Ok((node, names)) } else { Err(TreeError::Forbidden) }
+    }
+}
+
+impl Tree for PostgresTree {
+    fn session(&self) -> &Session {
+        &self.session
+    }
+
+    fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
+        let path = path.clone();
+        Box::pin(async move {
+            check_data(data.len())?;
+            match self.change_one(Asked::Op(Op::Create { path, data, mode, acl })).await? {
+                Done::Create(created) => Ok(created),
+                _ => Err(rows::unexpected()),
+            }
+        })
+    }
+
+    fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
+        let path = path.clone();
+        Box::pin(async move {
+            check_data(data.len())?;
+            match self.change_one(Asked::Op(Op::Set { path, data, expected })).await? {
+                Done::Set(stat) => Ok(stat),
+                _ => Err(rows::unexpected()),
+            }
+        })
+    }
+
+    fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
+        let path = path.clone();
+        Box::pin(async move { self.change_one(Asked::Op(Op::Delete { path, expected })).await.map(drop) })
+    }
+
+    fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
+        Box::pin(async move {
+            check_ops(&ops)?;
+            let done = self.change(ops.into_iter().map(Asked::Op).collect()).await;
+            done.map_err(|(at, error)| match error {
+                TreeError::SessionLost | TreeError::Disconnected(_) => error,
+                of_a_step => TreeError::Multi { at, source: Box::new(of_a_step) },
+            })
+        })
+    }
+
+    fn get(&self, path: &NodePath) -> Answer<'_, Node> {
+        let path = path.clone();
+        Box::pin(async move { Ok(self.readable(self.read(rows::GET, &path).await?)?.0) })
+    }
+
+    fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
+        let path = path.clone();
+        Box::pin(async move { Ok(self.read(rows::EXISTS, &path).await?.node.map(|node| node.stat)) })
+    }
+
+    fn children(&self, path: &NodePath) -> Answer<'_, Children> {
+        let path = path.clone();
+        Box::pin(async move {
+            let (node, names) = self.readable(self.read(rows::CHILDREN, &path).await?)?;
+            Ok(Children { names, stat: node.stat })
+        })
+    }
+
+    fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
+        let path = path.clone();
+        Box::pin(async move {
+            let (found, watch) = self.read_and(rows::GET, &path, |watchers, id| watchers.node(id, &path)).await?;
+            Ok((self.readable(found)?.0, watch))
+        })
+    }
+
+    fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
+        let path = path.clone();
+        Box::pin(async move {
+            let (found, watch) = self.read_and(rows::EXISTS, &path, |watchers, id| watchers.node(id, &path)).await?;
+            Ok((found.node.map(|node| node.stat), watch))
+        })
+    }
+
+    fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
+        let path = path.clone();
+        Box::pin(async move {
+            let (found, watch) =
+                self.read_and(rows::CHILDREN, &path, |watchers, id| watchers.children(id, &path)).await?;
+            let (node, names) = self.readable(found)?;
+            Ok((Children { names, stat: node.stat }, watch))
+        })
+    }
+
+    fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
+        let path = path.clone();
+        Box::pin(async move { Ok(self.read_and(rows::EXISTS, &path, |watchers, id| watchers.all(id, &path)).await?.1) })
+    }
+
+    fn sync(&self) -> Answer<'_, ()> {
+        Box::pin(async { self.read(rows::EXISTS, &NodePath::root()).await.map(drop) })
+    }
+
+    fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
+        let path = path.clone();
+        Box::pin(async move {
+            let found = self.read(rows::EXISTS, &path).await?;
+            found.node.ok_or(TreeError::NoNode)?;
+            shown(found.grants, &self.identities)
+        })
+    }
+
+    fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
+        let path = path.clone();
+        Box::pin(async move {
+            match self.change_one(Asked::SetAcl { path, acl }).await? {
+                Done::Set(stat) => Ok(stat),
+                _ => Err(rows::unexpected()),
+            }
+        })
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.session.lose();
+            if self.is_closed.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            self.inner.close(self.session.id()).await?;
+            self.is_closed.store(true, Ordering::Release);
+            Ok(())
+        })
+    }
+}
+
+impl Drop for PostgresTree {
+    fn drop(&mut self) {
+        self.session.lose();
+        self.inner.feed.leave(self.session.id());
+        if !self.is_closed.load(Ordering::Acquire) {
+            // If too many are waiting, its lease ends it.
+            let _full = self.inner.closing.try_send(self.session.id());
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! What changes did, read for the watches of this process.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use coordination::tree::session::{Session, SessionId};
+use coordination::tree::{Event, NodePath, TreeError, Watchers};
+use futures_util::FutureExt as _;
+use postgres_client::tokio_postgres::Row;
+
+use super::{Inner, rows};
+use crate::database::{Database, Dropped};
+
+/// How long nobody looks if NOTIFY says nothing: what a notice that was lost, and the end of a dead session, wait for.
+const POLL_PERIOD: Duration = Duration::from_millis(250);
+/// Events of one read.
+const PAGE: i64 = 5_000;
+
+#[derive(Default)]
+pub(super) struct Feed {
+    turn: tokio::sync::Mutex<Place>,
+    /// The last change of which all events were told.
+    told: AtomicI64,
+    inner: Mutex<Listeners>,
+}
+
+#[derive(Default)]
+struct Listeners {
+    watchers: Watchers,
+    sessions: BTreeMap<SessionId, Session>,
+}
+
+/// Events up to this were told: of this change, to this step.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Place {
+    zxid: i64,
+    step: i32,
+}
+
+/// Who has it alone fetches events, or sees to it that none is fetched.
+pub(super) type Turn<'a> = tokio::sync::MutexGuard<'a, Place>;
+
+impl Feed {
+    pub(super) fn join(&self, session: Session) {
+        self.lock().sessions.insert(session.id(), session);
+    }
+
+    /// Its watches end.
+    pub(super) fn leave(&self, session: SessionId) {
+        let mut listeners = self.lock();
+        listeners.sessions.remove(&session);
+        listeners.watchers.end(session);
+    }
+
+    pub(super) async fn turn(&self) -> Turn<'_> {
+        self.turn.lock().await
+    }
+
+    /// To be called by who has the turn, and has fetched what happened until a read.
+    pub(super) fn watch<W>(&self, watch: impl FnOnce(&mut Watchers) -> W) -> W {
+        watch(&mut self.lock().watchers)
+    }
+
+    /// Returns when all that happened up to `zxid` was told.
+    pub(super) async fn catch_up(&self, database: &Database, zxid: i64) -> Result<(), TreeError> {
+        if self.told.load(Ordering::Acquire) >= zxid {
+            return Ok(());
+        }
+        self.fetch(&mut self.turn().await, database, zxid).await
+    }
+
+    /// Tells what happened up to `to`, and nothing of what happened after it.
+    pub(super) async fn fetch(&self, turn: &mut Turn<'_>, database: &Database, to: i64) -> Result<(), TreeError> {
+        while turn.zxid < to {
+            if self.lock().watchers.is_empty() {
+                self.reached(turn, Place { zxid: to, step: i32::MAX });
+                break;
+            }
+            let parameters: [&(dyn postgres_client::tokio_postgres::types::ToSql + Sync); 4] =
+                [&turn.zxid, &turn.step, &to, &PAGE];
+            let asked = database.ask(&database.pulse, rows::EVENTS, &parameters, Dropped::Leaves).await;
+            let rows = asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))?;
+            let place = self.tell(&rows, **turn).ok_or_else(rows::unexpected)?;
+            let is_whole = i64::try_from(rows.len()).unwrap_or(PAGE) < PAGE;
+            self.reached(turn, if is_whole { Place { zxid: to, step: i32::MAX } } else { place });
+        }
+        Ok(())
+    }
+
+    fn reached(&self, turn: &mut Turn<'_>, place: Place) {
+        **turn = place;
+        let whole = if place.step == i32::MAX { place.zxid } else { place.zxid - 1 };
+        self.told.store(whole, Ordering::Release);
+    }
+
+    /// The place of the last; `None` if a row is not of its form.
+    fn tell(&self, rows: &[Row], mut place: Place) -> Option<Place> {
+        let mut listeners = self.lock();
+        for row in rows {
+            let forgotten: i64 = row.try_get(0).ok()?;
+            if forgotten > place.zxid {
+                // Longer than any session can have been without an answer: whoever listens here has stood still.
+                tracing::warn!("this process has slept for longer than events are kept: its sessions end");
+                listeners.sessions.values().for_each(Session::lose);
+                listeners.watchers = Watchers::default();
+            }
+            let Some(zxid) = row.try_get(1).ok()? else { continue };
+            place = Place { zxid, step: row.try_get(2).ok()? };
+            let path = NodePath::new(row.try_get(4).ok()?).ok()?;
+            listeners.watchers.tell(&match row.try_get::<_, i16>(3).ok()? {
+                1 => Event::Created(path),
+                2 => Event::Changed(path),
+                3 => Event::Deleted(path),
+                _ => return None,
+            });
+        }
+        Some(place)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Listeners> {
+        self.inner.lock().expect("no holder of this lock panics")
+    }
+}
+
+/// Tells what happens, and ends the sessions of the dead, for as long as there is somebody to do it for.
+pub(super) async fn run(inner: Weak<Inner>) {
+    let Some(mut changes) = inner.upgrade().map(|inner| inner.database.changes.subscribe()) else { return };
+    while let Some(inner) = inner.upgrade() {
+        let runtime = inner.database.runtime.clone();
+        let is_needed = !inner.feed.lock().sessions.is_empty();
+        if is_needed && let Err(error) = look(&inner).await {
+            tracing::debug!(%error, "the tree cannot be looked at now");
+        }
+        drop(inner);
+        let changed = changes.changed().map(|changed| changed.is_ok());
+        if runtime.timeout(POLL_PERIOD, changed).await == Some(false) {
+            return;
+        }
+    }
+}
+
+async fn look(inner: &Inner) -> Result<(), TreeError> {
+    let Inner { database, feed, .. } = inner;
+    let rows = inner.ask(&database.pulse, rows::LOOK, &[]).await?;
+    let row = rows.first().ok_or_else(rows::unexpected)?;
+    let (last, is_due) = (row.try_get(0).ok(), row.try_get(1).ok());
+    feed.catch_up(database, last.ok_or_else(rows::unexpected)?).await?;
+    if is_due.ok_or_else(rows::unexpected)? {
+        inner.ask(&database.work, rows::REAP, &[]).await?;
+    }
+    Ok(())
+}

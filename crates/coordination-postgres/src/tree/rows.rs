@@ -1,0 +1,284 @@
+//! What is asked of the server, and what its rows mean.
+
+use bytes::Bytes;
+use coordination::tree::session::SessionId;
+use coordination::tree::{
+    Acl, CreateMode, Created, Done, Expected, Grant, Identity, Node, NodePath, Op, Permissions, Stat, TreeError, Zxid,
+};
+use domain::Timestamp;
+use postgres_client::tokio_postgres::Row;
+
+use crate::database::{Database, Dropped};
+
+pub(super) const OPEN: &str = "select reveille_coordination.tree_open($1, $2)";
+pub(super) const RENEW: &str = "select reveille_coordination.tree_renew($1)";
+pub(super) const CLOSE: &str = "select 1 from reveille_coordination.tree_close($1)";
+pub(super) const REAP: &str = "select 1 from reveille_coordination.tree_reap()";
+/// The last change, and whether there is something for [`REAP`].
+pub(super) const LOOK: &str = "
+    select last,
+        exists (select 1 from reveille_coordination.tree_session where lease_end <= clock_timestamp())
+        or exists (select 1 from reveille_coordination.tree_node where is_container and children = 0 and creations <> 0)
+        or (select at < clock_timestamp() - interval '20 minutes'
+            from reveille_coordination.tree_event order by zxid, step limit 1) is true
+    from reveille_coordination.tree";
+/// What happened after a place, up to a change.
+pub(super) const EVENTS: &str = "
+    select tree.forgotten, event.zxid, event.step, event.kind, event.path
+    from reveille_coordination.tree left join (
+        select zxid, step, kind, path from reveille_coordination.tree_event
+        where (zxid, step) > ($1, $2) and zxid <= $3 order by zxid, step limit $4
+    ) as event on true
+    order by event.zxid, event.step";
+
+/// The last change, then a node as [`Found`] reads it. One statement sees one state.
+macro_rules! node {
+    ($data:literal, $names:literal) => {
+        concat!(
+            "select tree.last, node.created, node.modified, node.children_modified, node.version, node.acl_version,
+                node.creations, node.children, node.owner, reveille_coordination.millis(node.created_at),
+                reveille_coordination.millis(node.modified_at), octet_length(node.data), node.grants, ",
+            $data,
+            ", ",
+            $names,
+            " from reveille_coordination.tree left join reveille_coordination.tree_node as node on node.path = $1"
+        )
+    };
+}
+
+pub(super) const GET: &str = node!("node.data", "'{}'::text[]");
+pub(super) const EXISTS: &str = node!("''::bytea", "'{}'::text[]");
+pub(super) const CHILDREN: &str = node!(
+    "''::bytea",
+    "array(select substr(path, length(parent) + (case parent when '/' then 1 else 2 end))
+        from reveille_coordination.tree_node where parent = $1 order by parent, path)"
+);
+
+const CHANGE: &str = "
+    select zxid, step, problem, path, created, modified, children_modified, version, acl_version, creations, children, owner,
+        reveille_coordination.millis(created_at), reveille_coordination.millis(modified_at), data_bytes
+    from reveille_coordination.tree_change($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+
+pub(super) fn unexpected() -> TreeError {
+    TreeError::Disconnected("the database answered what it should not; is its schema changed by hand?".to_owned())
+}
+
+/// As the rows have it.
+fn text_of(identity: &Identity) -> String {
+    match identity {
+        Identity::Anyone => "anyone".to_owned(),
+        Identity::Digest(digest) => format!("digest {digest}"),
+    }
+}
+
+fn identity_of(text: &str) -> Option<Identity> {
+    match text.split_once(' ') {
+        None if text == "anyone" => Some(Identity::Anyone),
+        Some(("digest", digest)) => Some(Identity::Digest(digest.to_owned())),
+        _ => None,
+    }
+}
+
+/// What a session's rights are looked for by.
+///
+/// # Errors
+/// [`TreeError::Invalid`] if a name cannot be kept.
+pub(super) fn who_of(identities: &[Identity]) -> Result<Vec<String>, TreeError> {
+    let who: Vec<String> = [Identity::Anyone].iter().chain(identities).map(text_of).collect();
+    if who.iter().any(|text| text.contains(['\n', '\0'])) {
+        return Err(TreeError::Invalid("a name has no line feeds and no zeros".to_owned()));
+    }
+    Ok(who)
+}
+
+/// `None` if they cannot be kept, or would be of nobody.
+fn list_of(acl: &Acl, identities: &[Identity]) -> Option<String> {
+    let grants = acl.grants(identities).ok()?;
+    let lines: Vec<String> =
+        grants.iter().map(|Grant { to, permissions }| format!("{} {}", permissions.bits(), text_of(to))).collect();
+    (!lines.iter().any(|line| line.contains(['\n', '\0']))).then(|| lines.join("\n"))
+}
+
+fn grant_of(line: &str) -> Option<Grant> {
+    let (bits, to) = line.split_once(' ')?;
+    Some(Grant { permissions: Permissions::from_bits(bits.parse().ok()?), to: identity_of(to)? })
+}
+
+/// The eleven columns from `at` on.
+fn stat_of(row: &Row, at: usize) -> Option<Stat> {
+    let zxid = |at| row.try_get(at).ok().map(Zxid);
+    let number = |at| row.try_get::<_, i32>(at).ok();
+    let time = |at| row.try_get(at).ok().map(Timestamp::from_millis);
+    let (creations, children) = (number(at + 5)?, number(at + 6)?);
+    Some(Stat {
+        created: zxid(at)?,
+        modified: zxid(at + 1)?,
+        children_modified: zxid(at + 2)?,
+        version: number(at + 3)?,
+        children_version: creations.wrapping_mul(2).wrapping_sub(children),
+        acl_version: number(at + 4)?,
+        owner: row.try_get::<_, Option<i64>>(at + 7).ok()?.map(SessionId),
+        data_bytes: usize::try_from(number(at + 10)?).ok()?,
+        children: usize::try_from(children).ok()?,
+        created_at: time(at + 8)?,
+        modified_at: time(at + 9)?,
+    })
+}
+
+/// A node that was looked for, after the change `zxid`.
+pub(super) struct Found {
+    pub(super) zxid: i64,
+    pub(super) node: Option<Node>,
+    pub(super) grants: Vec<Grant>,
+    /// Of its children.
+    pub(super) names: Vec<String>,
+}
+
+impl Found {
+    pub(super) async fn ask(database: &Database, statement: &'static str, path: &NodePath) -> Result<Self, TreeError> {
+        let asked = database.ask(&database.pulse, statement, &[&path.as_str()], Dropped::Leaves).await;
+        let rows = asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))?;
+        rows.first().and_then(Found::of).ok_or_else(unexpected)
+    }
+
+    fn of(row: &Row) -> Option<Self> {
+        let zxid = row.try_get(0).ok()?;
+        if row.try_get::<_, Option<i64>>(1).ok()?.is_none() {
+            return Some(Found { zxid, node: None, grants: Vec::new(), names: Vec::new() });
+        }
+        let stat = stat_of(row, 1)?;
+        let lines: Vec<&str> = row.try_get(12).ok()?;
+        let data = Bytes::copy_from_slice(row.try_get(13).ok()?);
+        Some(Found {
+            zxid,
+            node: Some(Node { data, stat }),
+            grants: lines.into_iter().map(grant_of).collect::<Option<_>>()?,
+            names: row.try_get(14).ok()?,
+        })
+    }
+}
+
+/// A step of a change.
+pub(super) enum Asked {
+    Op(Op),
+    SetAcl { path: NodePath, acl: Acl },
+}
+
+/// Steps, column by column.
+#[derive(Default)]
+pub(super) struct Change<'a> {
+    steps: &'a [Asked],
+    kinds: Vec<&'static str>,
+    paths: Vec<&'a str>,
+    parents: Vec<Option<String>>,
+    datas: Vec<&'a [u8]>,
+    versions: Vec<Option<i32>>,
+    modes: Vec<i32>,
+    lists: Vec<Option<String>>,
+}
+
+impl<'a> Change<'a> {
+    pub(super) fn new(identities: &[Identity], steps: &'a [Asked]) -> Self {
+        let mut change = Change { steps, ..Change::default() };
+        let list = |acl| list_of(acl, identities);
+        for step in steps {
+            match step {
+                Asked::Op(Op::Check { path, expected }) => change.add("check", path, &[], *expected, 0, None),
+                Asked::Op(Op::Create { path, data, mode, acl }) => {
+                    change.add("create", path, data, Expected::Any, bits_of(*mode), list(acl));
+                }
+                Asked::Op(Op::Set { path, data, expected }) => change.add("set", path, data, *expected, 0, None),
+                Asked::Op(Op::Delete { path, expected }) => change.add("delete", path, &[], *expected, 0, None),
+                Asked::SetAcl { path, acl } => change.add("set_acl", path, &[], Expected::Any, 0, list(acl)),
+            }
+        }
+        change
+    }
+
+    fn add(
+        &mut self,
+        kind: &'static str,
+        path: &'a NodePath,
+        data: &'a [u8],
+        expected: Expected,
+        mode: i32,
+        list: Option<String>,
+    ) {
+        self.kinds.push(kind);
+        self.paths.push(path.as_str());
+        self.parents.push(path.parent().map(|parent| parent.as_str().to_owned()));
+        self.datas.push(data);
+        self.versions.push(match expected {
+            Expected::Any => None,
+            Expected::Version(version) => Some(version),
+        });
+        self.modes.push(mode);
+        self.lists.push(list);
+    }
+
+    /// The change's number and what was done, or which step failed; an error if it is not known.
+    pub(super) async fn ask(
+        &self,
+        database: &Database,
+        session: SessionId,
+        call: i64,
+    ) -> Result<Result<(i64, Vec<Done>), (usize, TreeError)>, TreeError> {
+        let Change { steps, kinds, paths, parents, datas, versions, modes, lists } = self;
+        let parameters: [&(dyn postgres_client::tokio_postgres::types::ToSql + Sync); 9] =
+            [&session.0, &call, kinds, paths, parents, datas, versions, modes, lists];
+        let asked = database.ask(&database.work, CHANGE, &parameters, Dropped::Leaves).await;
+        let rows = asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))?;
+        if let Some(row) = rows.first()
+            && let Some(problem) = row.try_get(2).map_err(|_| unexpected())?
+        {
+            let at = row.try_get(1).ok().and_then(|at: i32| usize::try_from(at).ok()).ok_or_else(unexpected)?;
+            return match problem_of(problem) {
+                error @ (TreeError::SessionLost | TreeError::Disconnected(_)) => Err(error),
+                error => Ok(Err((at, error))),
+            };
+        }
+        if rows.len() != steps.len() {
+            return Err(unexpected());
+        }
+        let zxid = rows.first().map_or(Ok(0), |row| row.try_get(0)).map_err(|_| unexpected())?;
+        let done: Option<Vec<Done>> = rows.iter().zip(*steps).map(|(row, step)| done_of(row, step)).collect();
+        Ok(Ok((zxid, done.ok_or_else(unexpected)?)))
+    }
+}
+
+fn bits_of(mode: CreateMode) -> i32 {
+    i32::from(mode.is_sequential())
+        | i32::from(mode.is_ephemeral()) << 1
+        | i32::from(mode == CreateMode::Container) << 2
+}
+
+fn done_of(row: &Row, step: &Asked) -> Option<Done> {
+    Some(match step {
+        Asked::Op(Op::Check { .. }) => Done::Check,
+        Asked::Op(Op::Delete { .. }) => Done::Delete,
+        Asked::Op(Op::Create { .. }) => {
+            let path = NodePath::new(row.try_get(3).ok()?).ok()?;
+            Done::Create(Created { path, stat: stat_of(row, 4)? })
+        }
+        Asked::Op(Op::Set { .. }) | Asked::SetAcl { .. } => Done::Set(stat_of(row, 4)?),
+    })
+}
+
+fn problem_of(problem: &str) -> TreeError {
+    match problem {
+        "no_node" => TreeError::NoNode,
+        "node_exists" => TreeError::NodeExists,
+        "bad_version" => TreeError::BadVersion,
+        "not_empty" => TreeError::NotEmpty,
+        "no_children_for_ephemerals" => TreeError::NoChildrenForEphemerals,
+        "forbidden" => TreeError::Forbidden,
+        "invalid_acl" => TreeError::InvalidAcl,
+        "too_long" => {
+            TreeError::Invalid(format!("with its number, the path has more than {} bytes", NodePath::LEN_MAX))
+        }
+        "root_stays" => TreeError::Invalid("the root stays".to_owned()),
+        "session_lost" => TreeError::SessionLost,
+        "overtaken" => TreeError::Disconnected("a later change was made first, and this one was not".to_owned()),
+        other => TreeError::Disconnected(format!("the database answered {other}")),
+    }
+}
