@@ -7,7 +7,7 @@
 //! Always true here: what is younger than [`Options::history`] by this machine's clock stays; what has changed since it was looked at
 //! stays, too; nobody waits for any of it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
 use journal::Journal;
@@ -16,20 +16,23 @@ use tokio::sync::oneshot;
 
 use crate::apply::Answer;
 use crate::codec::entry::{Builder, ForgetItem, Kind};
-use crate::codec::row::Changed;
+use crate::codec::row::{self, Changed};
 use crate::codec::{Malformed, Take, key, run};
 use crate::index::{Family, Index, Sequence};
 use crate::keep::{Shared, Ticket};
+use crate::memory::Memory;
 use crate::read::{Rows, damaged, just_after};
 
 /// Schedules that are looked at in one step, and runs of one schedule.
 const PAGE: usize = 256;
+/// What one entry forgets at most: the thread that applies it does nothing else meanwhile.
+const FORGOTTEN_AT_ONCE: usize = 128;
 
 /// Notes the clock and forgets, once a period, until the store is closed.
-pub(crate) async fn forget(shared: Arc<Shared>, rows: Rows, journal: Journal<Ticket>) {
+pub(crate) async fn forget(shared: Arc<Shared>, memory: Arc<Mutex<Memory>>, rows: Rows, journal: Journal<Ticket>) {
     let period = shared.options.history_period;
     while shared.runtime.timeout(period, shared.closed.cancelled()).await.is_none() {
-        let historian = Historian { shared: &shared, rows: &rows, journal: &journal };
+        let historian = Historian { shared: &shared, memory: &memory, rows: &rows, journal: &journal };
         match historian.turn().await {
             Ok(0) => {}
             Ok(count) => tracing::info!(count, "runs and schedules that were over for long were forgotten"),
@@ -41,6 +44,7 @@ pub(crate) async fn forget(shared: Arc<Shared>, rows: Rows, journal: Journal<Tic
 
 struct Historian<'a> {
     shared: &'a Shared,
+    memory: &'a Mutex<Memory>,
     rows: &'a Rows,
     journal: &'a Journal<Ticket>,
 }
@@ -115,6 +119,14 @@ impl Historian<'_> {
         horizon: Tick,
         items: &mut Vec<ForgetItem>,
     ) -> Result<u64, StoreError> {
+        // An owner that starts again reads from `done` on, and asks the records whether a row was fired. Reading the row here spares the
+        // thread that applies a wait for the disk.
+        let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(0) };
+        let head = row::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;
+        let done = self.memory.lock().expect("no holder of this lock panics").positions(head.poller).done;
+        if done < horizon.at {
+            return Ok(0);
+        }
         let (mut after, mut stays, mut forgotten) = (None, false, 0);
         loop {
             let runs = self.runs(incarnation, after)?;
@@ -167,13 +179,16 @@ impl Historian<'_> {
 
     /// How many went.
     async fn submit(&self, items: Vec<ForgetItem>) -> Result<u64, StoreError> {
-        let mut entries = Builder::new(Kind::Forget, self.shared.options.entry_bytes);
-        items.iter().for_each(|item| entries.forget(item));
         let mut forgotten = 0;
-        for entry in entries.finish() {
+        let entries = items.chunks(FORGOTTEN_AT_ONCE).flat_map(|items| {
+            let mut entries = Builder::new(Kind::Forget, self.shared.options.entry_bytes);
+            items.iter().for_each(|item| entries.forget(item));
+            entries.finish()
+        });
+        for entry in entries {
             let (ticket, answer) = oneshot::channel();
             let closed = || StoreError::Unavailable("the store is closed".to_owned());
-            self.journal.append(entry.into(), ticket).await.map_err(|_| closed())?;
+            self.journal.append(entry.into(), ticket).await.map_err(|error| self.shared.refused(&error))?;
             if let Answer::Forgotten(went) = answer.await.map_err(|_| closed())?? {
                 forgotten += went.into_iter().filter(|went| *went).count() as u64;
             }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use journal::{Commit, Journal};
+use journal::{AppendError, Commit, Journal};
 use prometheus_client::metrics::gauge::Gauge;
 use runtime::Runtime;
 use store::{Health, StoreError};
@@ -87,6 +87,15 @@ impl Shared {
         let free = self.free_bytes.get();
         let floor = self.options.free_bytes_floor;
         StoreError::Full(format!("{free} bytes are free, {floor} must stay free"))
+    }
+
+    /// Why the journal took no entry.
+    pub(crate) fn refused(&self, error: &AppendError) -> StoreError {
+        match error {
+            AppendError::Full => self.full_error(),
+            AppendError::TooLarge { .. } => StoreError::Unavailable(error.to_string()),
+            AppendError::Closed => StoreError::Unavailable("the store is closed".to_owned()),
+        }
     }
 
     /// Returns at once unless flushing or merging is far behind; and when the store is closed.
@@ -291,21 +300,22 @@ async fn flush_once(
     Ok(())
 }
 
-/// Merges what was flushed.
+/// Merges what was flushed, what an earlier life left first: users' writes may wait for it.
 pub(crate) async fn merge(shared: Arc<Shared>, mut flushed: watch::Receiver<u64>) {
-    while flushed.changed().await.is_ok() {
-        loop {
-            let merged = {
-                let _shared = shared.maintenance.read().await;
-                shared.index.merge_step(shared.keep_from())
-            };
-            shared.look_at_pressure();
-            match merged {
-                Ok(true) if !shared.closed.is_cancelled() => {}
-                Ok(_) => break,
-                Err(error) => {
-                    tracing::error!(%error, "flushed rows could not be merged; trying again after the next flush");
-                    break;
+    loop {
+        let merged = {
+            let _shared = shared.maintenance.read().await;
+            shared.index.merge_step(shared.keep_from())
+        };
+        shared.look_at_pressure();
+        match merged {
+            Ok(true) if !shared.closed.is_cancelled() => {}
+            Ok(_) if flushed.changed().await.is_err() => return,
+            Ok(_) => {}
+            Err(error) => {
+                tracing::error!(%error, "flushed rows could not be merged; trying again");
+                if shared.runtime.timeout(RETRY, shared.closed.cancelled()).await.is_some() {
+                    return;
                 }
             }
         }

@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
-use journal::{AppendError, Journal};
+use journal::Journal;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use store::{
@@ -176,7 +176,7 @@ impl EmbeddedStore {
         let mut answered = Vec::with_capacity(entries.len());
         for entry in entries {
             let (ticket, answer) = oneshot::channel();
-            self.journal.append(Bytes::from(entry), ticket).await.map_err(|error| self.refused(&error))?;
+            self.journal.append(Bytes::from(entry), ticket).await.map_err(|error| self.shared.refused(&error))?;
             answered.push(answer);
         }
         let mut answers = Vec::with_capacity(answered.len());
@@ -184,14 +184,6 @@ impl EmbeddedStore {
             answers.push(answer.await.map_err(|_| closed())??);
         }
         Ok(answers)
-    }
-
-    fn refused(&self, error: &AppendError) -> StoreError {
-        match error {
-            AppendError::Full => self.shared.full_error(),
-            AppendError::TooLarge { .. } => StoreError::Unavailable(error.to_string()),
-            AppendError::Closed => closed(),
-        }
     }
 
     fn builder(&self, kind: Kind) -> Builder {

@@ -196,6 +196,8 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         put_fresh(&**index, at, &rows.fresh, count);
         if index.unsealed_bytes(Family::Points) >= memtable_bytes {
             flush(&**index, before).await?;
+            // Or users' writes would wait for that once it is open.
+            while index.merge_step(before).map_err(damaged)? {}
         }
     }
     flush(&**index, before).await?;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use domain::Term;
 use journal::{Journal, Opened, ReadError};
 use runtime::{Runtime, TaskSet};
+use store::StoreError;
 use tokio::sync::{mpsc, watch};
 
 use crate::apply::{self, Machine};
@@ -122,7 +123,7 @@ fn start(
     task("store flush", Box::pin(keep::flush(shared.clone(), journal.clone(), sealed_receiver, flushed)));
     task("store merge", Box::pin(keep::merge(shared.clone(), flushed_receiver)));
     task("store space", Box::pin(keep::watch_free_space(shared.clone())));
-    task("store history", Box::pin(history::forget(shared.clone(), rows.clone(), journal.clone())));
+    task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let (readers, jobs) = Readers::new(shared.options.readers);
     for jobs in jobs {
         task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));
@@ -156,7 +157,10 @@ impl Opening<'_> {
         let index = self.index(&checkpoint).await?;
         if !checkpoint.is_listed {
             let listed = listing::build(&index, checkpoint.synced, self.options.memtable_bytes).await;
-            listed.map_err(|error| self.damaged(error))?;
+            listed.map_err(|error| match error {
+                StoreError::Unavailable(reason) | StoreError::Full(reason) => self.io(io::Error::other(reason)),
+                StoreError::Damaged(what) => self.damaged(what),
+            })?;
             checkpoint.is_listed = true;
             checkpoint.write(self.runtime, self.dir).await.map_err(|source| self.io(source))?;
         }

@@ -183,8 +183,9 @@ async fn due_page(
         Some(Place::Due(after)) if after.position >= range.start => DueBound::Key(after),
         Some(_) | None => DueBound::Instant(range.start - GRAIN),
     };
-    // Ids are spread evenly over pollers, so twice a fair share of each fills most pages.
-    let share = (listing.limit * 2).div_ceil(pollers.len());
+    // Ids are spread evenly over pollers, but few of a page are of each: a page ends where the first of them has no more, and with some
+    // to spare most are full.
+    let share = 2 * listing.limit.div_ceil(pollers.len()) + 8;
     let reads = pollers.iter().map(|poller| DueRead { poller: *poller, after, until, limit: share }).collect();
     let pages = store.due(reads).await?;
     // What is read is whole only as far as the poller that was read the least far.

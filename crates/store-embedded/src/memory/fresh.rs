@@ -42,8 +42,12 @@ impl Fresh {
     }
 
     pub(crate) fn forget(&self, bucket: Bucket, gone: &BTreeSet<Incarnation>) {
-        if let Some(incarnations) = self.lock().of.get_mut(&bucket) {
+        let mut buckets = self.lock();
+        if let Some(incarnations) = buckets.of.get_mut(&bucket) {
             incarnations.retain(|incarnation| !gone.contains(incarnation));
+            if incarnations.is_empty() {
+                buckets.of.remove(&bucket);
+            }
         }
     }
 

@@ -168,6 +168,10 @@ fn nothing_goes_while_its_poller_is_not_done_or_it_was_redriven() {
         owned.book(&redriven, RunState::Failed, true).await;
         owned.runtime.sleep(HISTORY + PERIOD * 3).await;
         assert!(owned.named(&behind).await.is_some(), "its poller is not done with that time");
+        assert!(
+            owned.run(behind.due.occurrence).await.is_some(),
+            "without it, an owner that starts again would fire it"
+        );
 
         let owned = owned.reopen().await;
         // The dead letter is as old as the other, and its run goes; so that it is needed it is redriven before.
