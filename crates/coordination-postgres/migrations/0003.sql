@@ -46,14 +46,15 @@ create table reveille_coordination.tree_node (
     owner bigint,
     is_container boolean not null,
     created_at timestamptz not null,
-    modified_at timestamptz not null
-);
+    modified_at timestamptz not null,
+    -- A container whose last child went. Changes far more rarely than what it is made of, which therefore no index looks at.
+    is_over boolean generated always as (is_container and children = 0 and creations <> 0) stored
+) with (fillfactor = 80);
 create index tree_node_parent on reveille_coordination.tree_node (parent, path);
 create index tree_node_owner on reveille_coordination.tree_node (owner) where owner is not null;
-create index tree_node_over on reveille_coordination.tree_node (path)
-    where is_container and children = 0 and creations <> 0;
+create index tree_node_over on reveille_coordination.tree_node (path) where is_over;
 insert into reveille_coordination.tree_node values (
-    '/', null, '', '{31 anyone}', 0, 0, 0, 0, 0, 0, 0, null, false, clock_timestamp(), clock_timestamp()
+    '/', null, '', '{31 anyone}', 0, 0, 0, 0, 0, 0, 0, null, false, clock_timestamp(), clock_timestamp(), default
 );
 
 create table reveille_coordination.tree_event (
@@ -114,20 +115,23 @@ begin
     insert into reveille_coordination.tree_event (zxid, step, kind, path) values (this, asked_step, 3, asked_path);
 end $$;
 
--- Ends a session and its nodes, as one change. For who holds the tree.
-create function reveille_coordination.tree_end(asked_id bigint) returns void
+-- Ends a session and its nodes, so many at most as one change; how many went. For who holds the tree.
+create function reveille_coordination.tree_end(asked_id bigint, most integer) returns integer
 language plpgsql as $$
 declare
     this bigint;
+    went integer;
 begin
-    delete from reveille_coordination.tree_session where id = asked_id;
+    -- From here on it neither changes anything nor is renewed.
+    update reveille_coordination.tree_session set lease_end = '-infinity' where id = asked_id;
     if not found then
-        return;
+        return 0;
     end if;
-    delete from reveille_coordination.tree_call where session = asked_id;
     update reveille_coordination.tree set last = last + 1 returning last into this;
     with gone as (
-        delete from reveille_coordination.tree_node where owner = asked_id returning path, parent
+        delete from reveille_coordination.tree_node
+            where path in (select path from reveille_coordination.tree_node where owner = asked_id limit most)
+            returning path, parent
     ), below as (
         select parent, count(*)::integer as number from gone group by parent
     ), left_behind as (
@@ -137,21 +141,29 @@ begin
     )
     insert into reveille_coordination.tree_event (zxid, step, kind, path)
         select this, row_number() over (order by path), 3, path from gone;
+    get diagnostics went = row_count;
+    if went < most then
+        delete from reveille_coordination.tree_session where id = asked_id;
+        delete from reveille_coordination.tree_call where session = asked_id;
+    end if;
     notify reveille_tree;
+    return went;
 end $$;
 
-create function reveille_coordination.tree_close(asked_id bigint) returns void
+-- Whether more is left of it, for another call: what many nodes need is more than one call may take.
+create function reveille_coordination.tree_close(asked_id bigint) returns boolean
 language plpgsql as $$
 begin
     perform 1 from reveille_coordination.tree for update;
-    perform reveille_coordination.tree_end(asked_id);
+    return reveille_coordination.tree_end(asked_id, 1000) = 1000;
 end $$;
 
--- Ends the sessions whose time has come, takes away containers whose last child went, and forgets events that everybody has read who
--- still lives: ten minutes are more than any session's timeout.
-create function reveille_coordination.tree_reap() returns void
+-- Ends sessions whose time has come, takes away containers whose last child went, and forgets events that everybody has read who
+-- still lives: ten minutes are more than any session's timeout. Whether more is left, for another call.
+create function reveille_coordination.tree_reap() returns boolean
 language plpgsql as $$
 declare
+    left_to_do integer := 1000;
     ended bigint;
     this bigint;
     empty record;
@@ -159,30 +171,33 @@ declare
 begin
     perform 1 from reveille_coordination.tree for update;
     for ended in
-        select id from reveille_coordination.tree_session where lease_end <= clock_timestamp() order by id
+        select id from reveille_coordination.tree_session where lease_end <= clock_timestamp() order by id limit 100
     loop
         -- Again under its lock: a renewal may have been under way.
         perform 1 from reveille_coordination.tree_session
             where id = ended and lease_end <= clock_timestamp() for update;
         if found then
-            perform reveille_coordination.tree_end(ended);
+            left_to_do := left_to_do - reveille_coordination.tree_end(ended, left_to_do);
         end if;
+        exit when left_to_do = 0;
     end loop;
     for empty in
-        select path, parent from reveille_coordination.tree_node
-            where is_container and children = 0 and creations <> 0 order by path
+        select path, parent from reveille_coordination.tree_node where is_over order by path limit 100
     loop
         update reveille_coordination.tree set last = last + 1 returning last into this;
         perform reveille_coordination.tree_remove(this, 1, empty.path, empty.parent);
         notify reveille_tree;
     end loop;
     select max(zxid) into forgotten_to from (
-        select zxid, at from reveille_coordination.tree_event order by zxid limit 10000
+        select zxid, at from reveille_coordination.tree_event order by zxid, step limit 5000
     ) as oldest where at < clock_timestamp() - interval '10 minutes';
     if forgotten_to is not null then
         update reveille_coordination.tree set forgotten = forgotten_to;
         delete from reveille_coordination.tree_event where zxid <= forgotten_to;
     end if;
+    return left_to_do = 0
+        or exists (select 1 from reveille_coordination.tree_session where lease_end <= clock_timestamp())
+        or exists (select 1 from reveille_coordination.tree_node where is_over);
 end $$;
 
 -- All steps as one change, or none. A row for each step with what it made or changed; or one row with the step that failed, from 0, and why.
@@ -213,21 +228,26 @@ declare
     done reveille_coordination.tree_node[] := '{}';
     sizes integer[] := '{}';
 begin
-    -- What fails here leaves nothing behind, its locks and its number included.
-    begin
-        update reveille_coordination.tree set last = last + 1 returning last into this;
-        moment := clock_timestamp();
-        select identities into who from reveille_coordination.tree_session
-            where id = asked_session and lease_end > moment;
-        if not found then
-            raise exception using errcode = 'RT000', message = 'session_lost';
-        end if;
-        -- One that was given up may come later than those after it: then it comes not at all.
+    perform 1 from reveille_coordination.tree for update;
+    moment := clock_timestamp();
+    select identities into who from reveille_coordination.tree_session
+        where id = asked_session and lease_end > moment;
+    if not found then
+        why := 'session_lost';
+    else
+        -- One that was given up may come later than those after it, refused ones included: then it comes not at all.
         update reveille_coordination.tree_call set last_call = asked_call
             where session = asked_session and last_call < asked_call;
         if not found then
-            raise exception using errcode = 'RT000', message = 'overtaken';
+            why := 'overtaken';
         end if;
+    end if;
+    -- What fails here leaves nothing behind, its number included.
+    begin
+        if why is not null then
+            raise exception using errcode = 'RT000', message = why;
+        end if;
+        update reveille_coordination.tree set last = last + 1 returning last into this;
         while at < cardinality(kinds) loop
             at := at + 1;
             if kinds[at] in ('create', 'delete') then
@@ -266,11 +286,12 @@ begin
                 end if;
                 node := (
                     paths[at] || case when modes[at] & 1 = 0 then ''
-                        when above.creations < 0 then '-' || lpad((-above.creations::bigint)::text, 9, '0')
+                        when above.creations < 0 then '-' ||
+                            lpad((-above.creations::bigint)::text, greatest(9, length((-above.creations::bigint)::text)), '0')
                         else lpad(above.creations::text, 10, '0') end,
                     above.path, datas[at], string_to_array(grant_lists[at], E'\n'),
                     this, this, this, 0, 0, 0, 0,
-                    case when modes[at] & 2 <> 0 then asked_session end, modes[at] & 4 <> 0, moment, moment
+                    case when modes[at] & 2 <> 0 then asked_session end, modes[at] & 4 <> 0, moment, moment, false
                 );
                 if octet_length(node.path) > 1024 then
                     raise exception using errcode = 'RT000', message = 'too_long';
@@ -281,7 +302,13 @@ begin
                 elsif above.owner is not null then
                     raise exception using errcode = 'RT000', message = 'no_children_for_ephemerals';
                 end if;
-                insert into reveille_coordination.tree_node values (node.*);
+                insert into reveille_coordination.tree_node (
+                    path, parent, data, grants, created, modified, children_modified, version, acl_version, creations, children,
+                    owner, is_container, created_at, modified_at
+                ) values (
+                    node.path, node.parent, node.data, node.grants, this, this, this, 0, 0, 0, 0,
+                    node.owner, node.is_container, moment, moment
+                );
                 update reveille_coordination.tree_node set creations = reveille_coordination.tree_next(creations),
                     children = children + 1, children_modified = this where path = above.path;
                 insert into reveille_coordination.tree_event (zxid, step, kind, path) values (this, at, 1, node.path);
@@ -330,6 +357,6 @@ begin
         made.version, made.acl_version, made.creations, made.children, made.owner, made.created_at, made.modified_at, sizes[place]
         from unnest(done) with ordinality as made (
             path, parent, data, grants, created, modified, children_modified, version, acl_version, creations, children,
-            owner, is_container, created_at, modified_at, place
+            owner, is_container, created_at, modified_at, is_over, place
         ) order by place;
 end $$;

@@ -58,6 +58,11 @@ impl Database {
         })
     }
 
+    /// One more connection.
+    pub(crate) fn link(&self) -> Link {
+        Link::start(&self.runtime, &self.tasks, &self.server, self.stop.clone())
+    }
+
     /// The rows that `statement` answers. Dropped, it may still be done.
     pub(crate) async fn ask(
         &self,

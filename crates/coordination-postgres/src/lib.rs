@@ -70,6 +70,8 @@ impl Options {
             settings: vec![
                 ("synchronous_commit", "on".to_owned()),
                 ("default_transaction_isolation", "read committed".to_owned()),
+                // A client that stands still while it is answered, holding what others wait for, is given up.
+                ("tcp_user_timeout", "10s".to_owned()),
             ],
         };
         Ok(Arc::new(Server::new(url, options)?))

@@ -27,7 +27,7 @@ use postgres_client::Link;
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
 use runtime::{Runtime, TaskSet};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use self::feed::Feed;
 use self::rows::{Asked, Found};
@@ -38,6 +38,8 @@ use crate::{OpenError, Options};
 const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
 /// Sessions that were dropped and wait to be closed. Of more, some end by their leases.
 const CLOSING_MAX: usize = 64;
+/// Reads under way at once. Their limits in time count from when they are.
+const READS_MAX: usize = 64;
 
 /// One process's way to the tree in a database. Dropped with the last of its sessions, it closes its connections.
 pub struct PostgresTrees {
@@ -46,8 +48,12 @@ pub struct PostgresTrees {
 
 struct Inner {
     database: Database,
+    /// Apart from renewals, which are not to wait for them.
+    reads: Link,
+    reading: Semaphore,
     feed: Feed,
-    closing: mpsc::Sender<SessionId>,
+    /// What is closed keeps the connections until then.
+    closing: mpsc::Sender<(SessionId, Arc<Inner>)>,
 }
 
 impl PostgresTrees {
@@ -58,10 +64,10 @@ impl PostgresTrees {
     pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
         let database = Database::open(runtime, url, options, "reveille_tree").await?;
         let (closing, closed) = mpsc::channel(CLOSING_MAX);
-        let inner = Arc::new(Inner { database, feed: Feed::default(), closing });
-        let tasks = &inner.database.tasks;
-        tasks.spawn("tree feed", feed::run(Arc::downgrade(&inner)));
-        tasks.spawn("tree sessions", close(Arc::downgrade(&inner), closed));
+        let (reads, reading) = (database.link(), Semaphore::new(READS_MAX));
+        let inner = Arc::new(Inner { database, reads, reading, feed: Feed::default(), closing });
+        inner.database.tasks.spawn("tree feed", feed::run(Arc::downgrade(&inner)));
+        inner.database.tasks.spawn("tree sessions", close(closed));
         Ok(PostgresTrees { inner })
     }
 }
@@ -73,9 +79,8 @@ impl fmt::Debug for PostgresTrees {
 }
 
 /// Closes what was dropped.
-async fn close(inner: std::sync::Weak<Inner>, mut dropped: mpsc::Receiver<SessionId>) {
-    while let Some(id) = dropped.recv().await {
-        let Some(inner) = inner.upgrade() else { return };
+async fn close(mut dropped: mpsc::Receiver<(SessionId, Arc<Inner>)>) {
+    while let Some((id, inner)) = dropped.recv().await {
         if let Err(error) = inner.close(id).await {
             tracing::debug!(session = %id, %error, "a session that was dropped ends by its lease");
         }
@@ -111,8 +116,29 @@ impl Inner {
         asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))
     }
 
+    /// What answers whether there is more to do, until there is not.
+    async fn ask_until_done(
+        &self,
+        link: &Link,
+        statement: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<(), TreeError> {
+        let mut is_more = true;
+        while is_more {
+            let rows = self.ask(link, statement, parameters).await?;
+            is_more = rows.first().and_then(|row| row.try_get(0).ok()).ok_or_else(rows::unexpected)?;
+        }
+        Ok(())
+    }
+
+    /// Those of a burst wait here, where no limit counts, and not on the connection.
+    async fn read(&self, statement: &'static str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, TreeError> {
+        let _turn = self.reading.acquire().await;
+        self.ask(&self.reads, statement, parameters).await
+    }
+
     async fn close(&self, id: SessionId) -> Result<(), TreeError> {
-        self.ask(&self.database.work, rows::CLOSE, &[&id.0]).await.map(drop)
+        self.ask_until_done(&self.database.work, rows::CLOSE, &[&id.0]).await
     }
 }
 
@@ -123,6 +149,8 @@ struct PostgresTree {
     identities: Vec<Identity>,
     /// The last number of a change of this session; held while one is under way, so that they come in their order.
     changing: tokio::sync::Mutex<i64>,
+    /// A change was asked for, and not answered: it may still be made.
+    is_unsettled: AtomicBool,
     is_closed: AtomicBool,
     _tasks: TaskSet,
 }
@@ -144,8 +172,15 @@ impl PostgresTree {
             session::keep(&renewing.database.runtime, &kept, ping).await;
             renewing.feed.leave(kept.id());
         });
-        let changing = tokio::sync::Mutex::new(0);
-        PostgresTree { inner, session, identities, changing, is_closed: AtomicBool::new(false), _tasks: tasks }
+        PostgresTree {
+            inner,
+            session,
+            identities,
+            changing: tokio::sync::Mutex::new(0),
+            is_unsettled: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+            _tasks: tasks,
+        }
     }
 
     /// What `request` answers, unless the session ends first.
@@ -172,10 +207,13 @@ impl PostgresTree {
         let changed = self.within(async {
             let mut call = self.changing.lock().await;
             *call += 1;
+            self.is_unsettled.store(true, Ordering::Release);
             let changed = rows::Change::new(&self.identities, &steps).ask(database, self.session.id(), *call).await?;
+            // Any that had no answer was before this one, or never comes.
+            self.is_unsettled.store(false, Ordering::Release);
             if let Ok((zxid, _)) = &changed {
                 // The change was made, whether or not its own events can be had now: a read will want them.
-                drop(feed.catch_up(database, *zxid).await);
+                drop(feed.catch_up(&self.inner, *zxid).await);
             }
             Ok(changed)
         });
@@ -190,10 +228,9 @@ impl PostgresTree {
 
     /// What a node is, and what its watches are told of before.
     async fn read(&self, statement: &'static str, path: &NodePath) -> Result<Found, TreeError> {
-        let Inner { database, feed, .. } = &*self.inner;
         self.within(async {
-            let found = Found::ask(database, statement, path).await?;
-            feed.catch_up(database, found.zxid).await?;
+            let found = Found::ask(&self.inner, statement, path).await?;
+            self.inner.feed.catch_up(&self.inner, found.zxid).await?;
             Ok(found)
         })
         .await
@@ -206,12 +243,17 @@ impl PostgresTree {
         path: &NodePath,
         watch: impl FnOnce(&mut coordination::tree::Watchers, SessionId) -> W,
     ) -> Result<(Found, W), TreeError> {
-        let Inner { database, feed, .. } = &*self.inner;
+        let feed = &self.inner.feed;
         self.within(async {
             let mut turn = feed.turn().await;
-            let found = Found::ask(database, statement, path).await?;
-            feed.fetch(&mut turn, database, found.zxid).await?;
-            Ok((found, feed.watch(|watchers| watch(watchers, self.session.id()))))
+            let found = Found::ask(&self.inner, statement, path).await?;
+            if feed.is_past(&turn, found.zxid) {
+                feed.put_back(&mut turn, found.zxid);
+                return Err(TreeError::SessionLost);
+            }
+            feed.fetch(&mut turn, &self.inner, found.zxid).await?;
+            let id = self.session.id();
+            Ok((found, feed.watch(id, |watchers| watch(watchers, id))?))
         })
         .await
     }
@@ -316,7 +358,12 @@ impl Tree for PostgresTree {
     }
 
     fn sync(&self) -> Answer<'_, ()> {
-        Box::pin(async { self.read(rows::EXISTS, &NodePath::root()).await.map(drop) })
+        Box::pin(async {
+            if self.is_unsettled.load(Ordering::Acquire) {
+                self.change(Vec::new()).await.map_err(|(_, error)| error)?;
+            }
+            self.read(rows::EXISTS, &NodePath::root()).await.map(drop)
+        })
     }
 
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
@@ -357,7 +404,7 @@ impl Drop for PostgresTree {
         self.inner.feed.leave(self.session.id());
         if !self.is_closed.load(Ordering::Acquire) {
             // If too many are waiting, its lease ends it.
-            let _full = self.inner.closing.try_send(self.session.id());
+            let _full = self.inner.closing.try_send((self.session.id(), self.inner.clone()));
         }
     }
 }

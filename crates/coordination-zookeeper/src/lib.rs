@@ -1,4 +1,5 @@
-//! The tree on a real ZooKeeper (3.5 and later), through the client of kezhuw.
+//! The tree on a real ZooKeeper, through the client of kezhuw. Tried with 3.9: older servers know recursive watches from 3.6 on, forget one
+//! when the same session watches its node otherwise, too, and tell no stat of what a multi made.
 //!
 //! What the client does: sessions, reconnecting, watches kept over that, requests in their order. What is done here: the port's types and
 //! errors, the session's deadline by our own clock (`coordination::tree::session`), and what a connection that was lost means for
@@ -373,6 +374,8 @@ impl Tree for ZookeeperTree {
 impl Drop for ZookeeperTree {
     fn drop(&mut self) {
         self.session.lose();
+        // Whoever reads events still holds the same.
+        drop(self.client.lock().expect("no holder of this lock panics").take());
     }
 }
 

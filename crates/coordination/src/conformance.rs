@@ -142,4 +142,5 @@ suite! { $ dyn Subject, conformance_tests, [conformance];
 }
 
 // After the macro that it uses.
+pub mod recipes;
 pub mod tree;

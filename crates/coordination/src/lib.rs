@@ -24,6 +24,7 @@ pub mod conformance;
 
 pub mod membership;
 pub mod memory;
+pub mod recipes;
 pub mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};

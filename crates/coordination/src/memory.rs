@@ -19,13 +19,13 @@ use std::time::Duration;
 use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use self::model::Model;
 use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names};
 
 pub use elector::MemoryElector;
-pub use tree::{MemoryTree, MemoryTrees};
+pub use tree::MemoryTrees;
 
 /// How the engine in memory behaves within what the port allows.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -192,16 +192,21 @@ struct Link {
     latency: Option<RangeInclusive<Duration>>,
     fail_one_in: Option<u32>,
     is_cut: AtomicBool,
+    /// Woken when it is not any more. (Not a `watch`, which wakes its receivers in an order that no seed gives.)
+    mended: Notify,
 }
 
 impl Link {
     fn new(runtime: Runtime, options: &MemoryOptions) -> Self {
         let MemoryOptions { latency, fail_one_in, .. } = options.clone();
-        Link { runtime, latency, fail_one_in, is_cut: AtomicBool::new(false) }
+        Link { runtime, latency, fail_one_in, is_cut: AtomicBool::new(false), mended: Notify::new() }
     }
 
     fn cut(&self, is_cut: bool) {
         self.is_cut.store(is_cut, Ordering::Relaxed);
+        if !is_cut {
+            self.mended.notify_waiters();
+        }
     }
 
     fn is_cut(&self) -> bool {
@@ -212,26 +217,29 @@ impl Link {
     async fn call<T>(&self, effect: impl FnOnce() -> T) -> Result<T, String> {
         let fails = |one_in: u32| self.runtime.random().is_multiple_of(u64::from(one_in));
         let failure = self.fail_one_in.filter(|one_in| fails(*one_in)).map(|_| self.runtime.random() % 2);
-        self.travel().await;
+        self.travel().await?;
         if failure == Some(0) {
             return Err("in memory, it failed before its effect".to_owned());
         }
         let answer = effect();
-        self.travel().await;
+        self.travel().await?;
         match failure {
             None => Ok(answer),
             Some(_) => Err("in memory, it failed after its effect".to_owned()),
         }
     }
 
-    async fn travel(&self) {
+    /// While it is cut, nothing arrives; what was under way then is told to be lost when it is mended.
+    async fn travel(&self) -> Result<(), String> {
         if let Some(latency) = &self.latency {
             let (least, most) = (latency.start().as_nanos(), latency.end().as_nanos());
             let spread = u64::try_from(most.saturating_sub(least)).unwrap_or(u64::MAX).saturating_add(1);
             self.runtime.sleep(*latency.start() + Duration::from_nanos(self.runtime.random() % spread)).await;
         }
-        if self.is_cut() {
-            std::future::pending::<()>().await;
+        if !self.is_cut() {
+            return Ok(());
         }
+        self.mended.notified().await;
+        Err("in memory, the connection was lost".to_owned())
     }
 }

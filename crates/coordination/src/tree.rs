@@ -39,8 +39,10 @@ pub use watchers::Watchers;
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, TreeError>>;
 
-/// Of a node, or of all data in a multi. ZooKeeper refuses requests above 1 MiB, heads and paths included.
+/// Of a node, or of all paths and data in a multi, and some more for each step. ZooKeeper refuses requests above 1 MiB, heads and paths included.
 pub const DATA_BYTES_MAX: usize = 1_000_000;
+/// What a step of a multi counts for besides its path and data: its head, and a list of a few grants.
+const OP_BYTES: usize = 100;
 /// How many steps a multi has.
 pub const OPS_MAX: usize = 1_000;
 
@@ -104,7 +106,8 @@ pub trait Tree: Send + Sync + 'static {
     /// What happens to this node and all below it from now on, whether it is there or not.
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events>;
 
-    /// Reads that begin after this show all that had happened when it was called.
+    /// Reads that begin after this show all that had happened when it was called. And no change that this session asked for before it,
+    /// and had no answer to, happens after it.
     fn sync(&self) -> Answer<'_, ()>;
 
     /// To who may read the node or change its list. Who may not change it is told `x` in place of each digest: from one, a weak
@@ -175,6 +178,24 @@ pub enum Op {
     },
 }
 
+impl Op {
+    #[must_use]
+    pub fn path(&self) -> &NodePath {
+        match self {
+            Op::Check { path, .. } | Op::Create { path, .. } | Op::Set { path, .. } | Op::Delete { path, .. } => path,
+        }
+    }
+
+    /// Empty for those that write none.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        match self {
+            Op::Create { data, .. } | Op::Set { data, .. } => data,
+            Op::Check { .. } | Op::Delete { .. } => &[],
+        }
+    }
+}
+
 /// What an [`Op`] did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Done {
@@ -243,9 +264,5 @@ pub fn check_ops(ops: &[Op]) -> Result<(), TreeError> {
     if ops.len() > OPS_MAX {
         return Err(TreeError::Invalid(format!("a multi has at most {OPS_MAX} steps: {}", ops.len())));
     }
-    let bytes = |op: &Op| match op {
-        Op::Create { data, .. } | Op::Set { data, .. } => data.len(),
-        Op::Check { .. } | Op::Delete { .. } => 0,
-    };
-    check_data(ops.iter().map(bytes).sum())
+    check_data(ops.iter().map(|op| op.path().as_str().len() + op.data().len() + OP_BYTES).sum())
 }

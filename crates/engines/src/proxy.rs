@@ -47,19 +47,16 @@ impl Proxy {
         self.address
     }
 
-    /// Connections stay open, and what is sent over them, and over new ones, is lost, as if a cable had been cut.
-    pub fn cut(&self) {
-        self.way.is_cut.store(true, Ordering::Release);
+    /// While it is cut, connections stay open, and what is sent over them, and over new ones, is lost, as if it were a cable. Mended, it
+    /// ends those, and new ones get through.
+    pub fn cut(&self, is_cut: bool) {
+        if !is_cut {
+            self.drop_connections();
+        }
+        self.way.is_cut.store(is_cut, Ordering::Release);
     }
 
-    /// Ends what was cut; new connections get through.
-    pub fn mend(&self) {
-        self.drop_connections();
-        self.way.is_cut.store(false, Ordering::Release);
-    }
-
-    /// Resets all that are open; new ones get through unless it is cut.
-    pub fn drop_connections(&self) {
+    fn drop_connections(&self) {
         let mut connections = self.way.connections.lock().expect("no holder of this lock panics");
         for connection in connections.drain(..) {
             // It may have ended by itself.

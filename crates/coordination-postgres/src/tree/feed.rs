@@ -11,10 +11,11 @@ use futures_util::FutureExt as _;
 use postgres_client::tokio_postgres::Row;
 
 use super::{Inner, rows};
-use crate::database::{Database, Dropped};
 
 /// How long nobody looks if NOTIFY says nothing: what a notice that was lost, and the end of a dead session, wait for.
 const POLL_PERIOD: Duration = Duration::from_millis(250);
+/// How often watches are looked for that nobody waits for any more.
+const SWEEP_PERIOD: Duration = Duration::from_secs(5);
 /// Events of one read.
 const PAGE: i64 = 5_000;
 
@@ -33,10 +34,16 @@ struct Listeners {
 }
 
 /// Events up to this were told: of this change, to this step.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct Place {
     zxid: i64,
     step: i32,
+}
+
+impl Place {
+    fn after(zxid: i64) -> Self {
+        Place { zxid, step: i32::MAX }
+    }
 }
 
 /// Who has it alone fetches events, or sees to it that none is fetched.
@@ -59,39 +66,58 @@ impl Feed {
     }
 
     /// To be called by who has the turn, and has fetched what happened until a read.
-    pub(super) fn watch<W>(&self, watch: impl FnOnce(&mut Watchers) -> W) -> W {
-        watch(&mut self.lock().watchers)
+    pub(super) fn watch<W>(&self, session: SessionId, watch: impl FnOnce(&mut Watchers) -> W) -> Result<W, TreeError> {
+        let mut listeners = self.lock();
+        // After it has left nobody would end its watches.
+        if !listeners.sessions.contains_key(&session) {
+            return Err(TreeError::SessionLost);
+        }
+        Ok(watch(&mut listeners.watchers))
+    }
+
+    /// Whether more was told than happened up to `zxid`.
+    pub(super) fn is_past(&self, turn: &Turn<'_>, zxid: i64) -> bool {
+        turn.zxid > zxid
+    }
+
+    /// To be called by who has the turn: a read was of an earlier state than others before it, so the database was put back in time.
+    pub(super) fn put_back(&self, turn: &mut Turn<'_>, zxid: i64) {
+        tracing::warn!(from = turn.zxid, to = zxid, "the database was put back in time: this process's sessions end");
+        self.lose_all(&mut self.lock());
+        self.reached(turn, Place::after(zxid));
+    }
+
+    fn lose_all(&self, listeners: &mut Listeners) {
+        listeners.sessions.values().for_each(Session::lose);
+        listeners.watchers = Watchers::default();
     }
 
     /// Returns when all that happened up to `zxid` was told.
-    pub(super) async fn catch_up(&self, database: &Database, zxid: i64) -> Result<(), TreeError> {
+    pub(super) async fn catch_up(&self, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
         if self.told.load(Ordering::Acquire) >= zxid {
             return Ok(());
         }
-        self.fetch(&mut self.turn().await, database, zxid).await
+        self.fetch(&mut self.turn().await, inner, zxid).await
     }
 
     /// Tells what happened up to `to`, and nothing of what happened after it.
-    pub(super) async fn fetch(&self, turn: &mut Turn<'_>, database: &Database, to: i64) -> Result<(), TreeError> {
-        while turn.zxid < to {
+    pub(super) async fn fetch(&self, turn: &mut Turn<'_>, inner: &Inner, to: i64) -> Result<(), TreeError> {
+        while **turn < Place::after(to) {
             if self.lock().watchers.is_empty() {
-                self.reached(turn, Place { zxid: to, step: i32::MAX });
+                self.reached(turn, Place::after(to));
                 break;
             }
-            let parameters: [&(dyn postgres_client::tokio_postgres::types::ToSql + Sync); 4] =
-                [&turn.zxid, &turn.step, &to, &PAGE];
-            let asked = database.ask(&database.pulse, rows::EVENTS, &parameters, Dropped::Leaves).await;
-            let rows = asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))?;
+            let rows = inner.read(rows::EVENTS, &[&turn.zxid, &turn.step, &to, &PAGE]).await?;
             let place = self.tell(&rows, **turn).ok_or_else(rows::unexpected)?;
             let is_whole = i64::try_from(rows.len()).unwrap_or(PAGE) < PAGE;
-            self.reached(turn, if is_whole { Place { zxid: to, step: i32::MAX } } else { place });
+            self.reached(turn, if is_whole { Place::after(to) } else { place });
         }
         Ok(())
     }
 
     fn reached(&self, turn: &mut Turn<'_>, place: Place) {
         **turn = place;
-        let whole = if place.step == i32::MAX { place.zxid } else { place.zxid - 1 };
+        let whole = if place == Place::after(place.zxid) { place.zxid } else { place.zxid - 1 };
         self.told.store(whole, Ordering::Release);
     }
 
@@ -103,8 +129,7 @@ impl Feed {
             if forgotten > place.zxid {
                 // Longer than any session can have been without an answer: whoever listens here has stood still.
                 tracing::warn!("this process has slept for longer than events are kept: its sessions end");
-                listeners.sessions.values().for_each(Session::lose);
-                listeners.watchers = Watchers::default();
+                self.lose_all(&mut listeners);
             }
             let Some(zxid) = row.try_get(1).ok()? else { continue };
             place = Place { zxid, step: row.try_get(2).ok()? };
@@ -127,8 +152,14 @@ impl Feed {
 /// Tells what happens, and ends the sessions of the dead, for as long as there is somebody to do it for.
 pub(super) async fn run(inner: Weak<Inner>) {
     let Some(mut changes) = inner.upgrade().map(|inner| inner.database.changes.subscribe()) else { return };
+    let mut swept = None;
     while let Some(inner) = inner.upgrade() {
         let runtime = inner.database.runtime.clone();
+        let now = runtime.monotonic();
+        if swept.is_none_or(|swept| now.since(swept) >= SWEEP_PERIOD) {
+            swept = Some(now);
+            inner.feed.lock().watchers.sweep();
+        }
         let is_needed = !inner.feed.lock().sessions.is_empty();
         if is_needed && let Err(error) = look(&inner).await {
             tracing::debug!(%error, "the tree cannot be looked at now");
@@ -143,12 +174,13 @@ pub(super) async fn run(inner: Weak<Inner>) {
 
 async fn look(inner: &Inner) -> Result<(), TreeError> {
     let Inner { database, feed, .. } = inner;
-    let rows = inner.ask(&database.pulse, rows::LOOK, &[]).await?;
+    let rows = inner.read(rows::LOOK, &[]).await?;
     let row = rows.first().ok_or_else(rows::unexpected)?;
     let (last, is_due) = (row.try_get(0).ok(), row.try_get(1).ok());
-    feed.catch_up(database, last.ok_or_else(rows::unexpected)?).await?;
+    feed.catch_up(inner, last.ok_or_else(rows::unexpected)?).await?;
     if is_due.ok_or_else(rows::unexpected)? {
-        inner.ask(&database.work, rows::REAP, &[]).await?;
+        let reaped = inner.ask_until_done(&database.work, rows::REAP, &[]).await;
+        reaped.inspect_err(|error| tracing::warn!(%error, "sessions that are over cannot be ended now"))?;
     }
     Ok(())
 }

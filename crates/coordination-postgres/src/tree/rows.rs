@@ -8,17 +8,18 @@ use coordination::tree::{
 use domain::Timestamp;
 use postgres_client::tokio_postgres::Row;
 
+use super::Inner;
 use crate::database::{Database, Dropped};
 
 pub(super) const OPEN: &str = "select reveille_coordination.tree_open($1, $2)";
 pub(super) const RENEW: &str = "select reveille_coordination.tree_renew($1)";
-pub(super) const CLOSE: &str = "select 1 from reveille_coordination.tree_close($1)";
-pub(super) const REAP: &str = "select 1 from reveille_coordination.tree_reap()";
+pub(super) const CLOSE: &str = "select reveille_coordination.tree_close($1)";
+pub(super) const REAP: &str = "select reveille_coordination.tree_reap()";
 /// The last change, and whether there is something for [`REAP`].
 pub(super) const LOOK: &str = "
     select last,
         exists (select 1 from reveille_coordination.tree_session where lease_end <= clock_timestamp())
-        or exists (select 1 from reveille_coordination.tree_node where is_container and children = 0 and creations <> 0)
+        or exists (select 1 from reveille_coordination.tree_node where is_over)
         or (select at < clock_timestamp() - interval '20 minutes'
             from reveille_coordination.tree_event order by zxid, step limit 1) is true
     from reveille_coordination.tree";
@@ -135,9 +136,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    pub(super) async fn ask(database: &Database, statement: &'static str, path: &NodePath) -> Result<Self, TreeError> {
-        let asked = database.ask(&database.pulse, statement, &[&path.as_str()], Dropped::Leaves).await;
-        let rows = asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))?;
+    pub(super) async fn ask(inner: &Inner, statement: &'static str, path: &NodePath) -> Result<Self, TreeError> {
+        let rows = inner.read(statement, &[&path.as_str()]).await?;
         rows.first().and_then(Found::of).ok_or_else(unexpected)
     }
 

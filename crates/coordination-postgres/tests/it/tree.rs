@@ -1,52 +1,44 @@
 //! The tree's suite, each case in a database of its own; and what only this engine has.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use coordination::conformance::Case;
-use coordination::conformance::tree::Subject;
+use coordination::conformance::tree::{Process, Subject};
 use coordination::tree::{
-    Acl, CreateMode, Created, Event, NodePath, SessionId, SessionOptions, SessionState, Tree, TreeError, Trees as _,
+    Acl, CreateMode, Created, Event, Events, Expected, NodePath, Op, SessionOptions, SessionState, Tree, TreeError,
+    Trees,
 };
 use coordination_postgres::{Options, PostgresTrees};
 use engines::Proxy;
 use engines::postgres::shared;
-use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt as _};
 use runtime::Runtime;
 
 use crate::support::{database, name_of, on_real, own_server};
 
 coordination::tree_conformance_tests!(run);
 
+mod recipes {
+    coordination::recipe_conformance_tests!(super::run);
+}
+
 fn run(case: Case<dyn Subject>) {
     let url = database();
-    on_real(async |runtime| case.run(&Forest::new(runtime, &url)).await);
+    on_real(async |runtime| case.run(&Forest { runtime, url }).await);
 }
 
 struct Forest {
     runtime: Runtime,
     url: String,
-    /// The way of each session's process.
-    opened: Mutex<BTreeMap<SessionId, Proxy>>,
-    killed: Mutex<Vec<Arc<dyn Tree>>>,
 }
 
-impl Forest {
-    fn new(runtime: Runtime, url: &str) -> Self {
-        Forest { runtime, url: url.to_owned(), opened: Mutex::default(), killed: Mutex::default() }
-    }
-
-    /// A process's own way.
-    async fn trees(&self) -> (Proxy, PostgresTrees) {
-        let server = ([127, 0, 0, 1], shared().port()).into();
-        let proxy = Proxy::start(server).unwrap();
-        let url = self.url.replace(&server.to_string(), &proxy.address().to_string());
-        let trees = PostgresTrees::open(&self.runtime, &url, &patient()).await.unwrap();
-        (proxy, trees)
-    }
+struct Connected {
+    proxy: Proxy,
+    trees: PostgresTrees,
 }
 
 impl Subject for Forest {
@@ -54,20 +46,27 @@ impl Subject for Forest {
         self.runtime.clone()
     }
 
-    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>> {
+    fn process(&self) -> BoxFuture<'_, Arc<dyn Process>> {
         async {
-            let (proxy, trees) = self.trees().await;
-            let tree = trees.open(options).await.unwrap();
-            self.opened.lock().unwrap().insert(tree.session().id(), proxy);
-            tree
+            let server = SocketAddr::from(([127, 0, 0, 1], shared().port()));
+            let proxy = Proxy::start(server).unwrap();
+            let url = self.url.replace(&server.to_string(), &proxy.address().to_string());
+            let trees = PostgresTrees::open(&self.runtime, &url, &patient()).await.unwrap();
+            Arc::new(Connected { proxy, trees }) as Arc<dyn Process>
         }
         .boxed()
     }
+}
 
-    fn kill(&self, tree: Arc<dyn Tree>) -> BoxFuture<'_, ()> {
-        self.opened.lock().unwrap()[&tree.session().id()].cut();
-        self.killed.lock().unwrap().push(tree);
-        async {}.boxed()
+impl Trees for Connected {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        self.trees.open(options)
+    }
+}
+
+impl Process for Connected {
+    fn cut(&self, is_cut: bool) {
+        self.proxy.cut(is_cut);
     }
 }
 
@@ -228,5 +227,116 @@ fn requests_that_nobody_waits_for_disturb_no_others() {
             assert!(both.await.1.unwrap().is_some());
         }
         assert_eq!(*tree.session().state().borrow(), SessionState::Connected);
+    });
+}
+
+#[test]
+fn after_a_sync_no_change_without_an_answer_is_made() {
+    let url = database();
+    on_real(async |runtime| {
+        let tree = open(&runtime, &url).await;
+        let last_call =
+            || shared().sql(name_of(&url), "select last_call from reveille_coordination.tree_call").unwrap();
+        make(&*tree, "/a", CreateMode::Persistent).await.unwrap();
+        tree.sync().await.unwrap();
+        assert_eq!(last_call().trim(), "1", "nothing is to be settled");
+        let path = node("/b");
+        let dropped = tree.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open);
+        assert!(runtime.timeout(Duration::ZERO, dropped).await.is_none());
+        tree.sync().await.unwrap();
+        assert_eq!(last_call().trim(), "3", "the second is before the third, or never comes");
+    });
+}
+
+/// More than one look at the events reads, and more than one call may end.
+#[test]
+fn a_session_with_very_many_nodes_ends_and_each_is_told_of() {
+    const COUNT: usize = 6_000;
+    let url = database();
+    on_real(async |runtime| {
+        let (dying, watcher) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        make(&*dying, "/all", CreateMode::Persistent).await.unwrap();
+        for some in (0..COUNT).collect::<Vec<_>>().chunks(500) {
+            let made = some.iter().map(|number| Op::Create {
+                path: node(&format!("/all/{number:05}")),
+                data: Bytes::new(),
+                mode: CreateMode::Ephemeral,
+                acl: Acl::Open,
+            });
+            dying.multi(made.collect()).await.unwrap();
+        }
+        let (_, watch) = watcher.exists_and_watch(&node("/all/05999")).await.unwrap();
+        let mut events = watcher.watch_all(&node("/all")).await.unwrap();
+        dying.close().await.unwrap();
+        assert_eq!(runtime.timeout(Duration::from_secs(20), watch).await, Some(Ok(Event::Deleted(node("/all/05999")))));
+        assert_eq!(watcher.children(&node("/all")).await.unwrap().names, Vec::<String>::new());
+        // As many as wait at most.
+        for _ in 0..Events::WAITING_MAX - 1 {
+            let event = events.next().await;
+            assert!(matches!(event, Some(Event::Deleted(_))), "{event:?}");
+        }
+        assert_eq!(events.next().await, Some(Event::Gap));
+    });
+}
+
+#[test]
+fn the_last_session_of_a_process_is_closed_when_it_is_dropped() {
+    let url = database();
+    on_real(async |runtime| {
+        let (dropped, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        make(&*dropped, "/mine", CreateMode::Ephemeral).await.unwrap();
+        drop(dropped);
+        let gone = async {
+            while other.exists(&node("/mine")).await.unwrap().is_some() {
+                runtime.sleep(Duration::from_millis(20)).await;
+            }
+        };
+        runtime.timeout(Duration::from_secs(10), gone).await.unwrap();
+    });
+}
+
+#[test]
+fn a_refused_change_is_in_the_order_too() {
+    let url = database();
+    on_real(async |runtime| {
+        let tree = open(&runtime, &url).await;
+        assert_eq!(tree.delete(&node("/a"), Expected::Any).await, Err(TreeError::NoNode));
+        let last_call = shared().sql(name_of(&url), "select last_call from reveille_coordination.tree_call").unwrap();
+        assert_eq!(last_call.trim(), "1", "an earlier one that comes late is not made");
+    });
+}
+
+#[test]
+fn numbers_below_zero_are_written_whole() {
+    let url = database();
+    on_real(async |runtime| {
+        let tree = open(&runtime, &url).await;
+        for (count, expected) in [
+            (i32::MAX, ["n2147483647", "n-2147483648"]),
+            (-1_000_000_000, ["n-1000000000", "n-999999999"]),
+            (-5, ["n-000000005", "n-000000004"]),
+        ] {
+            sql(&url, &format!("update reveille_coordination.tree_node set creations = {count} where path = '/'"));
+            for expected in expected {
+                let made = make(&*tree, "/n", CreateMode::PersistentSequential).await.unwrap();
+                assert_eq!(made.path.name(), expected);
+            }
+        }
+    });
+}
+
+/// As after a fail-over to a standby that lagged.
+#[test]
+fn who_has_seen_more_than_there_is_starts_anew() {
+    let url = database();
+    on_real(async |runtime| {
+        let (tree, other) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        for number in 0..3 {
+            make(&*other, &format!("/{number}"), CreateMode::Persistent).await.unwrap();
+        }
+        let (_, watch) = tree.exists_and_watch(&node("/a")).await.unwrap();
+        sql(&url, "update reveille_coordination.tree set last = last - 2");
+        assert_eq!(tree.exists_and_watch(&node("/b")).await.map(drop), Err(TreeError::SessionLost));
+        assert_eq!(watch.await, Err(TreeError::SessionLost));
     });
 }

@@ -14,6 +14,10 @@ mod one {
 
     coordination::tree_conformance_tests!(run);
 
+    mod recipes {
+        coordination::recipe_conformance_tests!(super::run);
+    }
+
     fn run(case: Case<dyn Subject>) {
         try_out(zookeeper::shared(), case);
     }
@@ -23,6 +27,10 @@ mod three {
     use super::*;
 
     coordination::tree_conformance_tests!(run);
+
+    mod recipes {
+        coordination::recipe_conformance_tests!(super::run);
+    }
 
     fn run(case: Case<dyn Subject>) {
         try_out(ensemble(), case);

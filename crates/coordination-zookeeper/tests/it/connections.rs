@@ -29,11 +29,11 @@ fn no_watch_is_lost_with_a_connection_and_events_say_that_there_is_a_gap() {
         let mut events = tree.watch_all(&NodePath::root()).await.unwrap();
         let mut state = tree.session().state();
 
-        proxy.cut();
+        proxy.cut(true);
         other.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
         let suspended = state.wait_for(|state| *state == SessionState::Suspended);
         runtime.timeout(LIMIT, suspended).await.unwrap().unwrap();
-        proxy.mend();
+        proxy.cut(false);
 
         assert_eq!(runtime.timeout(LIMIT, watch).await, Some(Ok(Event::Created(path.clone()))));
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));

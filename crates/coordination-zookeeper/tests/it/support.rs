@@ -1,10 +1,10 @@
 //! ZooKeeper as a subject of the suite.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use coordination::conformance::tree::Subject;
-use coordination::tree::{SessionId, SessionOptions, Tree, Trees as _};
+use coordination::conformance::tree::{Process, Subject};
+use coordination::tree::{SessionOptions, Tree, TreeError, Trees};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use engines::Proxy;
 use engines::zookeeper::Zookeeper;
@@ -23,15 +23,14 @@ pub(crate) struct Forest {
     runtime: Runtime,
     servers: &'static Zookeeper,
     root: String,
-    /// Each session has its own way, and the next server.
-    opened: Mutex<BTreeMap<SessionId, Proxy>>,
-    killed: Mutex<Vec<Arc<dyn Tree>>>,
+    /// Each process has the next server.
+    processes: AtomicUsize,
 }
 
 impl Forest {
     pub(crate) fn new(runtime: Runtime, servers: &'static Zookeeper) -> Self {
         let root = format!("test-{:032x}", runtime.random_u128());
-        Forest { runtime, servers, root, opened: Mutex::default(), killed: Mutex::default() }
+        Forest { runtime, servers, root, processes: AtomicUsize::new(0) }
     }
 }
 
@@ -40,22 +39,29 @@ impl Subject for Forest {
         self.runtime.clone()
     }
 
-    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>> {
-        async {
-            let at = self.opened.lock().unwrap().len() % self.servers.count();
-            let proxy = Proxy::start(([127, 0, 0, 1], self.servers.port(at)).into()).unwrap();
-            let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", proxy.address(), self.root)).unwrap();
-            let tree = ZookeeperTrees::new(self.runtime.clone(), url).open(options).await.unwrap();
-            self.opened.lock().unwrap().insert(tree.session().id(), proxy);
-            tree
-        }
-        .boxed()
+    fn process(&self) -> BoxFuture<'_, Arc<dyn Process>> {
+        let at = self.processes.fetch_add(1, Ordering::Relaxed) % self.servers.count();
+        let proxy = Proxy::start(([127, 0, 0, 1], self.servers.port(at)).into()).unwrap();
+        let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", proxy.address(), self.root)).unwrap();
+        let trees = ZookeeperTrees::new(self.runtime.clone(), url);
+        async { Arc::new(Connected { proxy, trees }) as Arc<dyn Process> }.boxed()
     }
+}
 
-    fn kill(&self, tree: Arc<dyn Tree>) -> BoxFuture<'_, ()> {
-        self.opened.lock().unwrap()[&tree.session().id()].cut();
-        self.killed.lock().unwrap().push(tree);
-        async {}.boxed()
+struct Connected {
+    proxy: Proxy,
+    trees: ZookeeperTrees,
+}
+
+impl Trees for Connected {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        self.trees.open(options)
+    }
+}
+
+impl Process for Connected {
+    fn cut(&self, is_cut: bool) {
+        self.proxy.cut(is_cut);
     }
 }
 

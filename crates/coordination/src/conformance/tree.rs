@@ -16,9 +16,10 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use runtime::Runtime;
 
 use super::Case;
+use crate::memory::MemoryTrees;
 use crate::tree::{
     Acl, CreateMode, Created, Credentials, Event, Expected, Node, NodePath, SessionOptions, Stat, Tree, TreeError,
-    Watch,
+    Trees, Watch,
 };
 
 /// One engine, with nothing in it at first but what the engine has of its own.
@@ -30,11 +31,20 @@ pub trait Subject: Send + Sync {
         Duration::from_secs(2)
     }
 
-    /// As another process opens it.
-    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>>;
+    /// Another process that works with the engine.
+    fn process(&self) -> BoxFuture<'_, Arc<dyn Process>>;
+}
 
-    /// As the process of this session is cut off or dies: nothing more is heard of it, and it may live on.
-    fn kill(&self, tree: Arc<dyn Tree>) -> BoxFuture<'_, ()>;
+/// One process, with a way of its own to the engine.
+pub trait Process: Trees {
+    /// While it is cut, nothing gets through either way: for the engine the process may as well be dead.
+    fn cut(&self, is_cut: bool);
+}
+
+impl Process for MemoryTrees {
+    fn cut(&self, is_cut: bool) {
+        MemoryTrees::cut(self, is_cut);
+    }
 }
 
 suite! { $ dyn Subject, tree_conformance_tests, [conformance::tree];
@@ -104,6 +114,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A process.
 struct Peer<'a> {
     subject: &'a dyn Subject,
+    process: Arc<dyn Process>,
     tree: Arc<dyn Tree>,
 }
 
@@ -121,14 +132,18 @@ impl<'a> Peer<'a> {
     }
 
     async fn open_as(subject: &'a dyn Subject, credentials: &[Credentials]) -> Peer<'a> {
-        let options = SessionOptions { timeout: LIMIT, credentials: credentials.to_vec() };
-        Peer { subject, tree: subject.open(options).await }
+        Peer::open_with(subject, SessionOptions { timeout: LIMIT, credentials: credentials.to_vec() }).await
     }
 
     /// With a session that ends soon after its process.
     async fn open_short(subject: &'a dyn Subject) -> Peer<'a> {
-        let options = SessionOptions { timeout: subject.timeout(), credentials: Vec::new() };
-        Peer { subject, tree: subject.open(options).await }
+        Peer::open_with(subject, SessionOptions { timeout: subject.timeout(), credentials: Vec::new() }).await
+    }
+
+    async fn open_with(subject: &'a dyn Subject, options: SessionOptions) -> Peer<'a> {
+        let process = subject.process().await;
+        let tree = process.open(options).await.expect("the engine opens a session");
+        Peer { subject, process, tree }
     }
 
     async fn create(&self, at: &str, data: &'static str, mode: CreateMode) -> Created {

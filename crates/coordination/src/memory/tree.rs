@@ -19,7 +19,7 @@ use super::{Link, MemoryOptions};
 use crate::tree::session::{self, Session, SessionId};
 use crate::tree::{
     Acl, Answer, Children, CreateMode, Created, Credentials, Done, Event, Events, Expected, Grant, Node, NodePath, Op,
-    SessionOptions, Stat, Tree, TreeError, Trees, Watch, Watchers, check_ops,
+    SessionOptions, Stat, Tree, TreeError, Trees, Watch, Watchers, check_data, check_ops,
 };
 
 /// How often containers whose last child went are looked for, if anybody calls.
@@ -29,6 +29,7 @@ const COLLECT_PERIOD: Duration = Duration::from_secs(1);
 pub struct MemoryTrees {
     runtime: Runtime,
     engine: Arc<Engine>,
+    link: Arc<Link>,
 }
 
 struct Engine {
@@ -60,23 +61,25 @@ impl MemoryTrees {
             collected: runtime.monotonic(),
             at: runtime.now(),
         };
+        let link = Arc::new(Link::new(runtime.clone(), &options));
         let engine = Engine { clock: runtime.clone(), options, inner: Mutex::new(inner) };
-        MemoryTrees { runtime, engine: Arc::new(engine) }
+        MemoryTrees { runtime, engine: Arc::new(engine), link }
     }
 
     /// The same tree, for another member.
     #[must_use]
     pub fn reopen(&self, runtime: Runtime) -> Self {
-        MemoryTrees { runtime, engine: self.engine.clone() }
+        let link = Arc::new(Link::new(runtime.clone(), &self.engine.options));
+        MemoryTrees { runtime, engine: self.engine.clone(), link }
     }
 
-    /// As [`Trees::open`], for those who break the connection.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn connect(&self, options: SessionOptions) -> Result<Arc<MemoryTree>, TreeError> {
-        let sent = self.runtime.monotonic();
-        let link = Arc::new(Link::new(self.runtime.clone(), &self.engine.options));
+    /// While cut, calls of the sessions opened here are not answered, and those under way may or may not take effect.
+    pub fn cut(&self, is_cut: bool) {
+        self.link.cut(is_cut);
+    }
+
+    async fn connect(&self, options: SessionOptions) -> Result<MemoryTree, TreeError> {
+        let (sent, link) = (self.runtime.monotonic(), &self.link);
         let SessionOptions { timeout, credentials } = options;
         let identities = credentials.iter().map(Credentials::identity).collect();
         let sessions_end = self.engine.options.sessions_end;
@@ -97,7 +100,7 @@ impl MemoryTrees {
             session: session.clone(),
             tasks: TaskSet::new(&self.runtime),
         };
-        let (engine, runtime) = (self.engine.clone(), self.runtime.clone());
+        let (engine, link, runtime) = (self.engine.clone(), link.clone(), self.runtime.clone());
         tree.tasks.spawn("tree session", async move {
             if sessions_end {
                 let ping = || -> BoxFuture<'static, Result<(), TreeError>> {
@@ -107,7 +110,7 @@ impl MemoryTrees {
                 session::keep(&runtime, &session, ping).await;
             }
         });
-        Ok(Arc::new(tree))
+        Ok(tree)
     }
 
     /// Ends a session as if it had not been heard of for its timeout.
@@ -123,7 +126,7 @@ impl MemoryTrees {
 
 impl Trees for MemoryTrees {
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
-        Box::pin(async move { Ok(self.connect(options).await? as Arc<dyn Tree>) })
+        Box::pin(async move { Ok(Arc::new(self.connect(options).await?) as Arc<dyn Tree>) })
     }
 }
 
@@ -185,6 +188,7 @@ impl Inner {
         }
         if now.since(self.collected) >= COLLECT_PERIOD {
             self.collected = now;
+            self.watchers.sweep();
             let events = self.state.collect(self.at);
             self.tell(&events);
         }
@@ -214,8 +218,7 @@ impl Inner {
     }
 }
 
-/// A session on a [`MemoryTrees`].
-pub struct MemoryTree {
+struct MemoryTree {
     engine: Arc<Engine>,
     link: Arc<Link>,
     session: Session,
@@ -223,11 +226,6 @@ pub struct MemoryTree {
 }
 
 impl MemoryTree {
-    /// While cut, calls of this session are never answered, and those under way may or may not take effect.
-    pub fn cut(&self, is_cut: bool) {
-        self.link.cut(is_cut);
-    }
-
     fn call<'a, T: Send + 'a>(
         &'a self,
         effect: impl FnOnce(&mut Inner, SessionId) -> Result<T, TreeError> + Send + 'a,
@@ -238,7 +236,7 @@ impl MemoryTree {
 
     /// One step that is a change.
     fn change<'a, T: Send + 'a>(&'a self, op: Op, done: impl FnOnce(Done) -> Option<T> + Send + 'a) -> Answer<'a, T> {
-        if let Err(error) = check_ops(std::slice::from_ref(&op)) {
+        if let Err(error) = check_data(op.data().len()) {
             return Box::pin(async move { Err(error) });
         }
         self.call(move |inner, id| {

@@ -99,7 +99,8 @@ impl Events {
         (EventSender { sender, is_behind: false }, Events::of(poll_fn(move |cx| receiver.poll_recv(cx))))
     }
 
-    /// Without waiting: `None` if nothing is there yet, or any more.
+    /// Without waiting: `None` if nothing is there yet, or any more; and now and then, in a long loop of one of tokio's tasks, which
+    /// lets others have a turn.
     pub fn try_next(&mut self) -> Option<Event> {
         self.next().now_or_never().flatten()
     }

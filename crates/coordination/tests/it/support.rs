@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coordination::conformance::{Subject, tree};
-use coordination::memory::{MemoryElector, MemoryOptions, MemoryOwnership, MemoryTree, MemoryTrees};
-use coordination::tree::{SessionId, SessionOptions, Tree};
+use coordination::memory::{MemoryElector, MemoryOptions, MemoryOwnership, MemoryTrees};
 use coordination::{Elector, Ownership};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -72,12 +71,11 @@ pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
 pub(crate) struct MemoryForest {
     runtime: Runtime,
     trees: MemoryTrees,
-    opened: Mutex<BTreeMap<SessionId, Arc<MemoryTree>>>,
 }
 
 impl MemoryForest {
     pub(crate) fn new(runtime: Runtime, options: MemoryOptions) -> Self {
-        MemoryForest { trees: MemoryTrees::new(runtime.clone(), options), runtime, opened: Mutex::default() }
+        MemoryForest { trees: MemoryTrees::new(runtime.clone(), options), runtime }
     }
 }
 
@@ -86,19 +84,7 @@ impl tree::Subject for MemoryForest {
         self.runtime.clone()
     }
 
-    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>> {
-        async {
-            let tree = self.trees.connect(options).await.expect("a tree in memory opens");
-            self.opened.lock().expect("nothing panics in here").insert(tree.session().id(), tree.clone());
-            tree as Arc<dyn Tree>
-        }
-        .boxed()
-    }
-
-    fn kill(&self, tree: Arc<dyn Tree>) -> BoxFuture<'_, ()> {
-        let id = tree.session().id();
-        // It is dropped with all others: a dead process closes nothing.
-        self.opened.lock().expect("nothing panics in here")[&id].cut(true);
-        async {}.boxed()
+    fn process(&self) -> BoxFuture<'_, Arc<dyn tree::Process>> {
+        async { Arc::new(self.trees.reopen(self.runtime.clone())) as Arc<dyn tree::Process> }.boxed()
     }
 }

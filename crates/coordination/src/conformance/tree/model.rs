@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::memory::{MemoryOptions, MemoryTrees};
-use crate::tree::{Done, Grant, Identity, Op, Permissions, Trees as _, Zxid};
+use crate::memory::MemoryOptions;
+use crate::tree::{Done, Grant, Identity, Op, Permissions, Zxid};
 
 const ROUNDS: u32 = 200;
 
@@ -119,6 +119,7 @@ async fn look(tree: &dyn Tree, at: &NodePath) -> Result<(Told, Bytes, Vec<Grant>
 
 /// With the same sessions.
 struct Twins {
+    _process: Arc<dyn Process>,
     here: Arc<dyn Tree>,
     there: Arc<dyn Tree>,
 }
@@ -137,8 +138,9 @@ impl Numbers {
 impl Twins {
     async fn open(subject: &dyn Subject, model: &MemoryTrees, credentials: &[Credentials]) -> Twins {
         let options = SessionOptions { timeout: LIMIT, credentials: credentials.to_vec() };
-        let there = model.open(options.clone()).await.expect("memory is there");
-        Twins { here: subject.open(options).await, there }
+        let process = subject.process().await;
+        let here = process.open(options.clone()).await.expect("the engine opens a session");
+        Twins { _process: process, here, there: model.open(options).await.expect("memory is there") }
     }
 
     async fn change(&self, ops: Vec<Op>) {

@@ -22,7 +22,7 @@ pub(super) async fn ephemerals_go_when_their_process_has_died(subject: &dyn Subj
     let dying = Peer::open_short(subject).await;
     dying.create("/a/e", "", CreateMode::Ephemeral).await;
     dying.make("/a/stays").await;
-    subject.kill(dying.tree).await;
+    dying.process.cut(true);
     watcher.until("the ephemeral goes", async || watcher.names("/a").await == ["stays"]).await;
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn a_dead_process_knows_before_the_engine_does(subject: &dyn Su
     let (_, gone) = watcher.tree.exists_and_watch(&path("/e")).await.expect("the engine answers");
     let session = dying.tree.session().clone();
     let cut = subject.runtime().monotonic();
-    subject.kill(dying.tree).await;
+    dying.process.cut(true);
     assert!(session.deadline() <= cut + session.timeout(), "the deadline counts from a request that was answered");
     watcher.fired(gone).await;
     assert!(!session.is_valid(subject.runtime().monotonic()), "its node went, and it thinks that it lives");

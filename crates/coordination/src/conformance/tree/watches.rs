@@ -170,7 +170,7 @@ pub(super) async fn watchers_are_told_that_a_process_died(subject: &dyn Subject)
     let (_, node) = watcher.tree.exists_and_watch(&path("/a/e")).await.expect("the engine answers");
     let (_, children) = watcher.tree.children_and_watch(&path("/a")).await.expect("it is there");
     let mut events = watcher.tree.watch_all(&path("/a")).await.expect("the engine answers");
-    subject.kill(dying.tree).await;
+    dying.process.cut(true);
     assert_eq!(watcher.fired(node).await, Event::Deleted(path("/a/e")));
     assert_eq!(watcher.fired(children).await, Event::ChildrenChanged(path("/a")));
     assert_eq!(told(&watcher, &mut events, 1).await, [Event::Deleted(path("/a/e"))]);

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coordination::conformance::Case;
-use coordination::conformance::tree::{CASES, Subject};
+use coordination::conformance::tree::{CASES, Process, Subject};
 use coordination::tree::{
     Acl, Answer, Children, CreateMode, Created, Credentials, DATA_BYTES_MAX, Done, Events, Expected, Grant, Node,
-    NodePath, Op, Session, SessionOptions, Stat, Tree, TreeError, Watch,
+    NodePath, Op, Session, SessionOptions, Stat, Tree, TreeError, Trees, Watch,
 };
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -82,22 +82,39 @@ impl Subject for BrokenForest {
         self.inner.runtime()
     }
 
-    fn open(&self, mut options: SessionOptions) -> BoxFuture<'_, Arc<dyn Tree>> {
+    fn process(&self) -> BoxFuture<'_, Arc<dyn Process>> {
+        async {
+            let (bug, runtime, inner) = (self.bug, self.inner.runtime(), self.inner.process().await);
+            Arc::new(BrokenProcess { bug, runtime, inner }) as Arc<dyn Process>
+        }
+        .boxed()
+    }
+}
+
+struct BrokenProcess {
+    bug: Bug,
+    runtime: Runtime,
+    inner: Arc<dyn Process>,
+}
+
+impl Process for BrokenProcess {
+    fn cut(&self, is_cut: bool) {
+        self.inner.cut(is_cut);
+    }
+}
+
+impl Trees for BrokenProcess {
+    fn open(&self, mut options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
         if self.bug == Bug::EverybodyIsAlice {
             let (name, password) = ("alice".to_owned(), "of the looking-glass".to_owned());
             options.credentials = vec![Credentials { name, password }];
         }
         async {
-            let (bug, runtime) = (self.bug, self.inner.runtime());
-            let (inner, seen) = (self.inner.open(options).await, Mutex::default());
-            Arc::new(Broken { bug, runtime, inner, seen }) as Arc<dyn Tree>
+            let (bug, runtime) = (self.bug, self.runtime.clone());
+            let (inner, seen) = (self.inner.open(options).await?, Mutex::default());
+            Ok(Arc::new(Broken { bug, runtime, inner, seen }) as Arc<dyn Tree>)
         }
         .boxed()
-    }
-
-    /// Of no case that is in the table.
-    fn kill(&self, _: Arc<dyn Tree>) -> BoxFuture<'_, ()> {
-        unreachable!("cases in which a process dies are not here")
     }
 }
 

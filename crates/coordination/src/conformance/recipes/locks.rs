@@ -1,0 +1,272 @@
+//! Locks, and what holding means.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures_util::future::BoxFuture;
+
+use super::*;
+use crate::tree::{Answer, Children, CreateMode, Created, Done, Events, Grant, Node, Op, Session, Stat, Watch};
+
+pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Subject) {
+    let mut peers = Vec::new();
+    for _ in 0..4 {
+        peers.push(Peer::open(subject).await);
+    }
+    let first = peers[0].acquired().await;
+    let mut waiting: Vec<_> = Vec::new();
+    for (at, peer) in peers.iter().enumerate().skip(1) {
+        let lock = peer.lock();
+        let mut acquiring = async move { (at, lock.acquire().await) }.boxed();
+        // Its place is made before the next asks.
+        until(subject, "its place", async || {
+            assert!((&mut acquiring).now_or_never().is_none(), "somebody else holds it");
+            peers[0].standing("/locks/one").await.len() == at + 1
+        })
+        .await;
+        waiting.push(acquiring);
+    }
+    let (mut holder, mut terms) = (first, Vec::new());
+    while !waiting.is_empty() {
+        terms.push(holder.term());
+        assert!(holder.is_valid());
+        holder.release().await;
+        let ((at, held), _, rest) = within(subject, "the next holder", futures_util::future::select_all(waiting)).await;
+        assert_eq!(at, 4 - rest.len() - 1, "the next is the one that asked first");
+        (holder, waiting) = (held.expect("it can be had"), rest);
+    }
+    terms.push(holder.term());
+    assert!(terms.is_sorted_by(|one, next| one < next), "terms rise: {terms:?}");
+    holder.release().await;
+    until(subject, "nobody stands in line", async || peers[0].standing("/locks/one").await.is_empty()).await;
+}
+
+pub(super) async fn what_is_dropped_is_given_back(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let held = one.acquired().await;
+    let over = held.token();
+    drop(held);
+    two.acquired().await.release().await;
+    drop(over);
+    one.client.close().await.expect("the engine answers");
+}
+
+pub(super) async fn an_acquisition_that_is_dropped_leaves_no_node(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let held = one.acquired().await;
+    // Given up at any moment: before its session is there, while its place is made, and while it waits.
+    for micros in [0, 1, 100, 1_000, 3_000, 10_000, 50_000] {
+        let lock = two.lock();
+        let given_up = subject.runtime().timeout(Duration::from_micros(micros), lock.acquire()).await;
+        assert!(given_up.is_none(), "somebody else holds it");
+    }
+    until(subject, "one stands in line", async || one.standing("/locks/one").await.len() == 1).await;
+    assert!(held.is_valid());
+    held.release().await;
+    two.acquired().await.release().await;
+}
+
+pub(super) async fn a_hold_is_over_when_its_node_is_taken_away(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let held = one.acquired().await;
+    let [name] = &two.standing("/locks/one").await[..] else { panic!("one stands in line") };
+    let place = path(&format!("/locks/one/{name}"));
+    two.tree().await.delete(&place, Expected::Any).await.expect("it is open to all");
+    within(subject, "the hold is over", held.cancelled()).await;
+    assert!(!held.is_valid());
+    two.acquired().await.release().await;
+    held.release().await;
+}
+
+pub(super) async fn a_fence_lets_nothing_through_that_comes_late(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let (tree, account) = (one.tree().await, path("/account"));
+    tree.create(&account, Bytes::new(), CreateMode::Persistent, Acl::Open).await.expect("the root is open");
+    let held = one.acquired().await;
+    let write = |text: &'static str| Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
+    let fence = held.fence();
+    tree.multi(vec![fence.clone(), write("in time")]).await.expect("it is held");
+    held.release().await;
+    let second = two.acquired().await;
+    let late = tree.multi(vec![fence, write("late")]).await;
+    assert_eq!(late, Err(TreeError::Multi { at: 0, source: Box::new(TreeError::NoNode) }));
+    two.tree().await.multi(vec![second.fence(), write("second")]).await.expect("it is held");
+    second.release().await;
+    assert_eq!(tree.get(&account).await.expect("it is there").data, "second");
+}
+
+pub(super) async fn a2_terms_rise_though_the_path_is_made_anew(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    let mut terms = Vec::new();
+    for _ in 0..3 {
+        let held = peer.acquired().await;
+        terms.push(held.term());
+        held.release().await;
+        let tree = peer.tree().await;
+        for at in ["/locks/one", "/locks"] {
+            // The engine may have taken it away itself.
+            drop(tree.delete(&path(at), Expected::Any).await);
+        }
+    }
+    assert!(terms.is_sorted_by(|one, next| one < next), "{terms:?}");
+}
+
+pub(super) async fn strangers_have_no_hand_in_it(subject: &dyn Subject) {
+    let credentials = vec![Credentials { name: "alice".to_owned(), password: "of the looking-glass".to_owned() }];
+    let one = Peer::open_with(subject, SessionOptions { timeout: LONG, credentials }).await;
+    let stranger = Peer::open(subject).await;
+    let selector = LeaderSelector::new(&one.client, path("/closed"), Candidate::new("alice"));
+    let held = within(subject, "the leadership", selector.lead()).await.expect("she gave credentials");
+    let names = one.standing("/closed").await;
+    let place = path(&format!("/closed/{}", names[0]));
+    let tree = stranger.tree().await;
+    tree.sync().await.expect("the engine answers");
+    let made = tree.create(&path("/closed/lock-"), Bytes::new(), CreateMode::EphemeralSequential, Acl::Open).await;
+    assert_eq!(made, Err(TreeError::Forbidden));
+    assert_eq!(tree.set(&place, Bytes::new(), Expected::Any).await, Err(TreeError::Forbidden));
+    assert_eq!(tree.delete(&place, Expected::Any).await, Err(TreeError::Forbidden));
+    assert_eq!(tree.children(&path("/closed")).await, Err(TreeError::Forbidden));
+    let other =
+        LeaderSelector::new(&stranger.client, path("/closed"), Candidate { acl: Acl::Open, ..Candidate::new("x") });
+    assert_eq!(within(subject, "a refusal", other.lead()).await.err(), Some(TreeError::Forbidden));
+    assert!(held.is_valid());
+    held.release().await;
+}
+
+pub(super) async fn without_credentials_a_closed_lock_is_refused(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    let lock = Lock::new(&peer.client, path("/closed"), Acl::Creator);
+    assert_eq!(within(subject, "a refusal", lock.acquire()).await.err(), Some(TreeError::InvalidAcl));
+}
+
+/// Counts what is asked of the engine.
+struct Counted {
+    inner: Arc<dyn Process>,
+    count: Arc<AtomicU64>,
+}
+
+impl Trees for Counted {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        async {
+            let inner = self.inner.open(options).await?;
+            Ok(Arc::new(CountedTree { inner, count: self.count.clone() }) as Arc<dyn Tree>)
+        }
+        .boxed()
+    }
+}
+
+struct CountedTree {
+    inner: Arc<dyn Tree>,
+    count: Arc<AtomicU64>,
+}
+
+impl CountedTree {
+    fn counted(&self) -> &dyn Tree {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        &*self.inner
+    }
+}
+
+impl Tree for CountedTree {
+    fn session(&self) -> &Session {
+        self.inner.session()
+    }
+
+    fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
+        self.counted().create(path, data, mode, acl)
+    }
+
+    fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
+        self.counted().set(path, data, expected)
+    }
+
+    fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
+        self.counted().delete(path, expected)
+    }
+
+    fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
+        self.counted().multi(ops)
+    }
+
+    fn get(&self, path: &NodePath) -> Answer<'_, Node> {
+        self.counted().get(path)
+    }
+
+    fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
+        self.counted().exists(path)
+    }
+
+    fn children(&self, path: &NodePath) -> Answer<'_, Children> {
+        self.counted().children(path)
+    }
+
+    fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
+        self.counted().get_and_watch(path)
+    }
+
+    fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
+        self.counted().exists_and_watch(path)
+    }
+
+    fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
+        self.counted().children_and_watch(path)
+    }
+
+    fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
+        self.counted().watch_all(path)
+    }
+
+    fn sync(&self) -> Answer<'_, ()> {
+        self.counted().sync()
+    }
+
+    fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
+        self.counted().acl(path)
+    }
+
+    fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
+        self.counted().set_acl(path, acl)
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        self.inner.close()
+    }
+}
+
+/// What a hand-over asks of the engine while so many wait.
+async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
+    let count = Arc::<AtomicU64>::default();
+    let counted = Arc::new(Counted { inner: subject.process().await, count: count.clone() });
+    let options = SessionOptions { timeout: LONG, credentials: Vec::new() };
+    let client = Client::new(&subject.runtime(), counted, options);
+    let lock = Lock::new(&client, path(&format!("/of-{waiting}")), Acl::Open);
+    let held = within(subject, "the lock", lock.acquire()).await.expect("it can be had");
+    let mut all: Vec<_> = (0..waiting).map(|_| lock.acquire().boxed()).collect();
+    let mut quiet = 0;
+    until(subject, "all wait", async || {
+        let before = count.load(Ordering::Relaxed);
+        assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "somebody else holds it");
+        a_moment(subject).await;
+        quiet = if count.load(Ordering::Relaxed) == before { quiet + 1 } else { 0 };
+        quiet == 4
+    })
+    .await;
+    let before = count.load(Ordering::Relaxed);
+    held.release().await;
+    let (next, _, rest) = within(subject, "the next holder", futures_util::future::select_all(all)).await;
+    // What the new holder looks at besides, and who was woken without need.
+    let mut rest: Vec<_> = rest.into_iter().collect();
+    for _ in 0..4 {
+        a_moment(subject).await;
+        assert!(rest.iter_mut().all(|one| one.now_or_never().is_none()), "somebody else holds it");
+    }
+    let requests = count.load(Ordering::Relaxed) - before;
+    next.expect("it can be had").release().await;
+    requests
+}
+
+pub(super) async fn a5_a_hand_over_takes_as_many_requests_however_many_wait(subject: &dyn Subject) {
+    for waiting in [2, 24] {
+        let requests = requests_of_a_hand_over(subject, waiting).await;
+        assert!(requests <= 6, "one is woken: {requests} requests while {waiting} wait");
+    }
+}

@@ -1,0 +1,107 @@
+//! Leaders, and the tasks that are run for them.
+
+use std::sync::Mutex;
+
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::recipes::{Ended, Leading, Participant};
+
+fn participant(id: &str, leads: bool) -> Participant {
+    Participant { id: id.to_owned(), leads }
+}
+
+pub(super) async fn the_leader_is_first_and_the_next_follows(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let (first, second) = (one.selector("one"), two.selector("two"));
+    assert_eq!(first.participants().await, Ok(Vec::new()));
+    let leading = within(subject, "the first leads", first.lead()).await.expect("it can lead");
+    let mut waiting = second.lead().boxed();
+    let both = [participant("one", true), participant("two", false)];
+    until(subject, "both stand in line", async || {
+        assert!((&mut waiting).now_or_never().is_none(), "the other leads");
+        first.participants().await == Ok(both.to_vec())
+    })
+    .await;
+    let term = leading.term();
+    leading.release().await;
+    let next = within(subject, "the second leads", waiting).await.expect("it can lead");
+    assert!(next.term() > term);
+    assert_eq!(second.participants().await, Ok(vec![participant("two", true)]));
+    next.release().await;
+}
+
+pub(super) async fn a7_who_has_led_leads_again_at_the_end_of_the_line(subject: &dyn Subject) {
+    const ROUNDS: usize = 12;
+    let (one, two, stop) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
+    let led: Mutex<Vec<(&str, u64)>> = Mutex::default();
+    let task = async |id: &'static str, leading: Leading| {
+        let count = {
+            let mut led = led.lock().expect("nothing panics in here");
+            led.push((id, leading.term.0));
+            led.len()
+        };
+        if count == ROUNDS {
+            stop.cancel();
+        }
+        a_moment(subject).await;
+    };
+    let (first, second) = (one.selector("one"), two.selector("two"));
+    let both = futures_util::future::join(
+        first.run(&stop, async |leading| task("one", leading).await),
+        second.run(&stop, async |leading| task("two", leading).await),
+    );
+    let (first, second) = within(subject, "they lead in turn", both).await;
+    assert_eq!((first, second), (Ok(()), Ok(())));
+    let led = led.into_inner().expect("nothing panics in here");
+    assert!(led.is_sorted_by(|one, next| one.1 < next.1), "terms rise: {led:?}");
+    // Once both stand in line, they take turns.
+    let from = led.iter().position(|(id, _)| *id != led[0].0).expect("both have led");
+    assert!(led[from..].is_sorted_by(|one, next| one.0 != next.0), "they take turns: {led:?}");
+}
+
+pub(super) async fn a_task_is_told_that_its_leadership_is_over_and_then_dropped(subject: &dyn Subject) {
+    let (one, two, never) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
+    let grace = Duration::from_millis(300);
+    for obeys in [true, false] {
+        let held = within(subject, "it leads", one.selector("one").lead()).await.expect("it can lead");
+        let working = held.run(&never, grace, async |leading: Leading| {
+            leading.over.cancelled().await;
+            if !obeys {
+                std::future::pending::<()>().await;
+            }
+            "told"
+        });
+        let taking = async {
+            let names = two.standing("/leaders/one").await;
+            let place = path(&format!("/leaders/one/{}", names[0]));
+            two.tree().await.delete(&place, Expected::Any).await.expect("it is open to all");
+        };
+        let (ended, ()) = within(subject, "the task ends", futures_util::future::join(working, taking)).await;
+        assert_eq!(ended, if obeys { Ended::DoneInGrace("told") } else { Ended::Aborted });
+    }
+}
+
+pub(super) async fn a_stop_ends_the_task_and_the_candidacy(subject: &dyn Subject) {
+    let (one, two, stop) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
+    let (first, second) = (one.selector("one"), two.selector("two"));
+    let leads = CancellationToken::new();
+    let leading = first.run(&stop, async |leading: Leading| {
+        leads.cancel();
+        leading.over.cancelled().await;
+    });
+    let waiting = async {
+        leads.cancelled().await;
+        let stopping = async {
+            until(subject, "both stand in line", async || {
+                second.participants().await.is_ok_and(|standing| standing.len() == 2)
+            })
+            .await;
+            stop.cancel();
+        };
+        futures_util::future::join(second.run(&stop, async |_| panic!("it never leads")), stopping).await.0
+    };
+    let (first_ended, second_ended) = within(subject, "both end", futures_util::future::join(leading, waiting)).await;
+    assert_eq!((first_ended, second_ended), (Ok(()), Ok(())));
+    until(subject, "nobody stands in line", async || first.participants().await == Ok(Vec::new())).await;
+}

@@ -1,0 +1,159 @@
+//! What is held until it is given back, or lost.
+
+use std::fmt;
+use std::time::Duration;
+
+use domain::Term;
+use runtime::TaskSet;
+use tokio_util::sync::CancellationToken;
+
+use super::line::Place;
+use crate::tree::session::{Session, SessionState};
+use crate::tree::{Expected, Op, TreeError};
+
+/// How long a hold is trusted without an answer of the engine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Trust {
+    /// Until a request is not answered. Ends sooner than it had to when a connection is lost for a moment.
+    #[default]
+    UntilSuspended,
+    /// Until the session's deadline: holds through what is mended before that.
+    UntilLost,
+}
+
+/// Not shared with anybody, and over when it says so. Dropped, it is given back; [`Held::release`] waits for it.
+#[must_use = "dropped, it is given back"]
+pub struct Held {
+    place: Place,
+    term: Term,
+    session: Session,
+    over: CancellationToken,
+    _watching: TaskSet,
+}
+
+impl Held {
+    /// Of a place whose turn has come.
+    pub(super) async fn of(place: Place, trust: Trust) -> Result<Held, TreeError> {
+        let (session, over) = (place.node().tree.session().clone(), CancellationToken::new());
+        let mut state = session.state();
+        let settled = state.wait_for(|state| trust == Trust::UntilLost || *state != SessionState::Suspended).await;
+        if settled.map_or(true, |state| state.is_lost()) {
+            return Err(TreeError::SessionLost);
+        }
+        let watching = TaskSet::new(place.node().client.runtime());
+        let (ended, watched, node) = (over.clone(), session.clone(), place.node().clone());
+        watching.spawn("hold", async move {
+            tokio::select! {
+                biased;
+                () = untrusted(&watched, trust) => {}
+                _ = node.gone() => {}
+            }
+            ended.cancel();
+        });
+        let term = Term(u64::try_from(place.created().0).unwrap_or(0));
+        Ok(Held { place, term, session, over, _watching: watching })
+    }
+
+    /// Above that of every earlier holder.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    /// Whether it may be relied on at this moment.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.over.is_cancelled() && self.session.is_valid(self.place.node().client.runtime().monotonic())
+    }
+
+    /// Ready when it is over: its node was taken away, or the engine is not heard of.
+    pub async fn cancelled(&self) {
+        self.over.cancelled().await;
+    }
+
+    /// Cancelled when it is over; cancelling it does nothing to the hold.
+    #[must_use]
+    pub fn token(&self) -> CancellationToken {
+        self.over.child_token()
+    }
+
+    /// The step that makes a multi fail once this is over, even if its writer does not know that yet.
+    #[must_use]
+    pub fn fence(&self) -> Op {
+        Op::Check { path: self.place.node().path.clone(), expected: Expected::Any }
+    }
+
+    /// Gives it back. If the engine does not answer, that goes on in the background.
+    pub async fn release(self) {
+        self.place.release().await;
+    }
+}
+
+/// Ready when the session is not trusted any more.
+async fn untrusted(session: &Session, trust: Trust) {
+    let mut state = session.state();
+    let is_over = |state: &SessionState| match trust {
+        Trust::UntilSuspended => *state != SessionState::Connected,
+        Trust::UntilLost => state.is_lost(),
+    };
+    // The sender lives as long as the session does.
+    drop(state.wait_for(is_over).await);
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held").field("path", &self.place.node().path).field("term", &self.term).finish_non_exhaustive()
+    }
+}
+
+/// How a task ended that was run while something was held.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ended<T> {
+    /// By itself.
+    Done(T),
+    /// By itself, after what was held was over.
+    DoneInGrace(T),
+    /// It was dropped, as it went on for longer than the grace.
+    Aborted,
+}
+
+/// What a task is told of what is held for it.
+#[derive(Clone, Debug)]
+pub struct Leading {
+    /// To go with all that is written.
+    pub term: Term,
+    /// Cancelled when the task is to end.
+    pub over: CancellationToken,
+}
+
+impl Held {
+    /// Runs `task` here, until it ends. When this is over, or `stop` is cancelled, the task is told, and `grace` later it is dropped. Then
+    /// gives it back.
+    pub async fn run<T>(
+        self,
+        stop: &CancellationToken,
+        grace: Duration,
+        task: impl AsyncFnOnce(Leading) -> T,
+    ) -> Ended<T> {
+        let (over, runtime) = (self.token(), self.place.node().client.runtime().clone());
+        let mut working = Box::pin(task(Leading { term: self.term, over: over.clone() }));
+        let told = async {
+            tokio::select! {
+                biased;
+                () = over.cancelled() => {}
+                () = stop.cancelled() => over.cancel(),
+            }
+        };
+        let ended = tokio::select! {
+            biased;
+            () = told => match runtime.timeout(grace, &mut working).await {
+                Some(done) => Ended::DoneInGrace(done),
+                None => Ended::Aborted,
+            },
+            done = &mut working => Ended::Done(done),
+        };
+        drop(working);
+        self.release().await;
+        ended
+    }
+}
