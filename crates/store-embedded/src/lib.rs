@@ -67,6 +67,8 @@ pub struct EmbeddedStore {
     memory: Arc<Mutex<Memory>>,
     rows: Rows,
     readers: Readers,
+    /// One thread for what users have listed, which walks over many rows: what is due does not wait for it.
+    scanner: Readers,
     seal_requests: mpsc::Sender<SealRequest>,
     /// Ends when the last task has.
     tasks_alive: tokio::sync::Mutex<mpsc::Receiver<()>>,
@@ -199,6 +201,15 @@ impl EmbeddedStore {
         self.readers.read(move || look_up(&rows)).await
     }
 
+    async fn scan<T: Send + 'static>(
+        &self,
+        scan: impl FnOnce(&Rows) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.check_open()?;
+        let rows = self.rows.clone();
+        self.scanner.read(move || scan(&rows)).await
+    }
+
     /// A few point look-ups are made by the caller itself: some microseconds each from memory, less than it would take to
     /// wake another thread.
     fn look_up<T: Send + 'static>(
@@ -282,7 +293,7 @@ impl Store for EmbeddedStore {
     }
 
     fn list(&self, read: ListRead) -> store::Answer<'_, ListPage> {
-        Box::pin(self.read(move |rows| rows.list(&read)))
+        Box::pin(self.scan(move |rows| rows.list(&read)))
     }
 
     fn find_runs(&self, occurrences: Vec<Occurrence>) -> store::Answer<'_, Vec<Option<Run>>> {
@@ -292,11 +303,11 @@ impl Store for EmbeddedStore {
     }
 
     fn runs(&self, incarnation: Incarnation, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {
-        Box::pin(self.read(move |rows| rows.runs(incarnation, after, limit)))
+        Box::pin(self.scan(move |rows| rows.runs(incarnation, after, limit)))
     }
 
     fn dead_letters(&self, tenant: TenantId, after: Option<Occurrence>, limit: usize) -> store::Answer<'_, Vec<Run>> {
-        Box::pin(self.read(move |rows| rows.dead_letters(tenant, after, limit)))
+        Box::pin(self.scan(move |rows| rows.dead_letters(tenant, after, limit)))
     }
 
     fn active(&self, tenants: Vec<TenantId>) -> store::Answer<'_, Vec<u64>> {
@@ -318,7 +329,7 @@ impl Store for EmbeddedStore {
     }
 
     fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> store::Answer<'_, Vec<Audit>> {
-        Box::pin(self.read(move |rows| rows.audit(tenant, after, limit)))
+        Box::pin(self.scan(move |rows| rows.audit(tenant, after, limit)))
     }
 
     fn health(&self) -> Health {

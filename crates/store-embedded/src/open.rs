@@ -125,7 +125,8 @@ fn start(
     task("store space", Box::pin(keep::watch_free_space(shared.clone())));
     task("store history", Box::pin(history::forget(shared.clone(), memory.clone(), rows.clone(), journal.clone())));
     let (readers, jobs) = Readers::new(shared.options.readers);
-    for jobs in jobs {
+    let (scanner, scans) = Readers::new(1);
+    for jobs in jobs.into_iter().chain(scans) {
         task("store reader", Box::pin(Readers::run(jobs, shared.closed.clone())));
     }
     EmbeddedStore {
@@ -134,6 +135,7 @@ fn start(
         journal,
         memory,
         readers,
+        scanner,
         seal_requests,
         tasks_alive: tokio::sync::Mutex::new(tasks_alive),
     }
