@@ -229,6 +229,17 @@ impl Link {
         }
     }
 
+    /// Ready when it is not cut.
+    async fn open(&self) {
+        while self.is_cut() {
+            let mut mended = std::pin::pin!(self.mended.notified());
+            mended.as_mut().enable();
+            if self.is_cut() {
+                mended.await;
+            }
+        }
+    }
+
     /// While it is cut, nothing arrives; what was under way then is told to be lost when it is mended.
     async fn travel(&self) -> Result<(), String> {
         if let Some(latency) = &self.latency {

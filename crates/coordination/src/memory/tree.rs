@@ -12,6 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use domain::Timestamp;
 use futures_util::future::BoxFuture;
+use futures_util::{StreamExt as _, stream};
 use runtime::{Monotonic, Runtime, TaskSet};
 
 use self::state::State;
@@ -234,6 +235,23 @@ impl MemoryTree {
         Box::pin(self.engine.call(&self.link, &self.session, move |inner| effect(inner, id)))
     }
 
+    /// What it tells does not come through either while the connection is cut.
+    fn told(&self, watch: Watch) -> Watch {
+        let (link, session) = (self.link.clone(), self.session.clone());
+        Watch::of(async move {
+            let told = async {
+                let event = watch.await;
+                link.open().await;
+                event
+            };
+            tokio::select! {
+                biased;
+                event = told => event,
+                () = session.lost() => Err(TreeError::SessionLost),
+            }
+        })
+    }
+
     /// One step that is a change.
     fn change<'a, T: Send + 'a>(&'a self, op: Op, done: impl FnOnce(Done) -> Option<T> + Send + 'a) -> Answer<'a, T> {
         if let Err(error) = check_data(op.data().len()) {
@@ -298,22 +316,35 @@ impl Tree for MemoryTree {
 
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.get(id, &path)?, inner.watchers.node(id, &path))))
+        self.call(move |inner, id| Ok((inner.state.get(id, &path)?, self.told(inner.watchers.node(id, &path)))))
     }
 
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.exists(&path), inner.watchers.node(id, &path))))
+        self.call(move |inner, id| Ok((inner.state.exists(&path), self.told(inner.watchers.node(id, &path)))))
     }
 
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
         let path = path.clone();
-        self.call(move |inner, id| Ok((inner.state.children(id, &path)?, inner.watchers.children(id, &path))))
+        self.call(move |inner, id| {
+            Ok((inner.state.children(id, &path)?, self.told(inner.watchers.children(id, &path))))
+        })
     }
 
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
         let path = path.clone();
-        self.call(move |inner, id| Ok(inner.watchers.all(id, &path)))
+        self.call(move |inner, id| {
+            let (events, link, session) = (inner.watchers.all(id, &path), self.link.clone(), self.session.clone());
+            let told = stream::unfold(events, move |mut events| {
+                let link = link.clone();
+                async move {
+                    let event = events.next().await;
+                    link.open().await;
+                    event.map(|event| (event, events))
+                }
+            });
+            Ok(Events::of(told.take_until(async move { session.lost().await })))
+        })
     }
 
     fn sync(&self) -> Answer<'_, ()> {

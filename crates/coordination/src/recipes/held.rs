@@ -129,12 +129,10 @@ pub struct Leading {
 impl Held {
     /// Runs `task` here, until it ends. When this is over, or `stop` is cancelled, the task is told, and `grace` later it is dropped. Then
     /// gives it back.
-    pub async fn run<T>(
-        self,
-        stop: &CancellationToken,
-        grace: Duration,
-        task: impl AsyncFnOnce(Leading) -> T,
-    ) -> Ended<T> {
+    pub async fn run<T, F>(self, stop: &CancellationToken, grace: Duration, task: impl FnOnce(Leading) -> F) -> Ended<T>
+    where
+        F: Future<Output = T>,
+    {
         let (over, runtime) = (self.token(), self.place.node().client.runtime().clone());
         let mut working = Box::pin(task(Leading { term: self.term, over: over.clone() }));
         let told = async {

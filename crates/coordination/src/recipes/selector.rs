@@ -90,11 +90,10 @@ impl LeaderSelector {
     ///
     /// # Errors
     /// As [`LeaderSelector::lead`].
-    pub async fn run<T>(
-        &self,
-        stop: &CancellationToken,
-        mut task: impl AsyncFnMut(Leading) -> T,
-    ) -> Result<(), TreeError> {
+    pub async fn run<T, F>(&self, stop: &CancellationToken, mut task: impl FnMut(Leading) -> F) -> Result<(), TreeError>
+    where
+        F: Future<Output = T>,
+    {
         while !stop.is_cancelled() {
             let held = tokio::select! {
                 biased;

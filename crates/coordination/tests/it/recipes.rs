@@ -1,7 +1,16 @@
 //! The recipes keep their promises on the tree in memory; and over many seeds of faults.
 
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use coordination::conformance::{Case, tree::Subject};
 use coordination::memory::MemoryOptions;
+use coordination::recipes::{Candidate, Client, LeaderSelector, Leading, Trust};
+use coordination::tree::{Acl, NodePath, SessionOptions};
+use domain::Term;
+use runtime::{Runtime, TaskSet};
+use simulator::Simulation;
+use tokio_util::sync::CancellationToken;
 
 use crate::support::{MemoryForest, on_real, slow};
 
@@ -23,8 +32,74 @@ mod simulated {
 
     fn run(case: Case<dyn Subject>) {
         for seed in 0..8 {
-            let sim = simulator::Simulation::new(seed);
+            let sim = Simulation::new(seed);
             sim.run_until(async { case.run(&MemoryForest::new(sim.outside(), slow())).await });
         }
     }
+}
+
+/// Whoever leads now: criterion A1 is that there is never a second.
+#[derive(Default)]
+struct Throne {
+    holder: Option<usize>,
+    terms: Vec<Term>,
+}
+
+/// Until it is told that it is over.
+async fn sit(throne: &Mutex<Throne>, member: usize, leading: Leading, runtime: &Runtime, may_tire: bool) {
+    {
+        let mut throne = throne.lock().expect("nothing panics in here");
+        assert_eq!(throne.holder.replace(member), None, "two lead");
+        assert!(throne.terms.last() < Some(&leading.term), "terms rise: {:?}, then {:?}", throne.terms, leading.term);
+        throne.terms.push(leading.term);
+    }
+    let tired = Duration::from_millis(if may_tire { runtime.random() % 2_000 } else { u64::from(u32::MAX) });
+    let _told = runtime.timeout(tired, leading.over.cancelled()).await;
+    throne.lock().expect("nothing panics in here").holder = None;
+}
+
+#[test]
+fn a1_there_is_never_a_second_leader_whatever_is_cut() {
+    const MEMBERS: usize = 4;
+    let mut leaderships = 0;
+    for seed in 0..40 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let runtime = sim.outside();
+            let forest = MemoryForest::new(runtime.clone(), slow());
+            let (throne, stop) = (Arc::<Mutex<Throne>>::default(), CancellationToken::new());
+            let (mut processes, tasks) = (Vec::new(), TaskSet::new(&runtime));
+            for member in 0..MEMBERS {
+                let process = forest.process().await;
+                let options = SessionOptions { timeout: Duration::from_secs(2), ..SessionOptions::default() };
+                let client = Client::new(&runtime, process.clone(), options);
+                let trust = if seed % 2 == 0 { Trust::UntilSuspended } else { Trust::UntilLost };
+                let candidate = Candidate { acl: Acl::Open, trust, ..Candidate::new("somebody") };
+                let selector = LeaderSelector::new(&client, NodePath::new("/throne").unwrap(), candidate);
+                let (throne, stop, runtime) = (throne.clone(), stop.clone(), runtime.clone());
+                tasks.spawn("candidate", async move {
+                    let may_tire = member % 2 == 0;
+                    let led = selector.run(&stop, |leading| sit(&throne, member, leading, &runtime, may_tire));
+                    led.await.unwrap();
+                });
+                processes.push(process);
+            }
+            for _ in 0..40 {
+                runtime.sleep(Duration::from_millis(sim.draw(|random| random.below(1_500)))).await;
+                let (member, is_cut) = (sim.draw(|random| random.below(4)), sim.draw(simulator::Random::coin));
+                processes[usize::try_from(member).unwrap()].cut(is_cut);
+            }
+            processes.iter().for_each(|process| process.cut(false));
+            // A6: somebody leads soon, and goes on to.
+            let before = throne.lock().unwrap().terms.len();
+            runtime.sleep(Duration::from_secs(15)).await;
+            let terms = throne.lock().unwrap().terms.len();
+            assert!(throne.lock().unwrap().holder.is_some() || terms > before, "seed {seed}: nobody leads");
+            stop.cancel();
+            tasks.join().await;
+            assert_eq!(throne.lock().unwrap().holder, None);
+            leaderships += terms;
+        });
+    }
+    assert!(leaderships > 200, "{leaderships}");
 }

@@ -35,7 +35,7 @@ pub(super) async fn a7_who_has_led_leads_again_at_the_end_of_the_line(subject: &
     const ROUNDS: usize = 12;
     let (one, two, stop) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let led: Mutex<Vec<(&str, u64)>> = Mutex::default();
-    let task = async |id: &'static str, leading: Leading| {
+    let task = |id: &'static str, leading: Leading| {
         let count = {
             let mut led = led.lock().expect("nothing panics in here");
             led.push((id, leading.term.0));
@@ -44,12 +44,12 @@ pub(super) async fn a7_who_has_led_leads_again_at_the_end_of_the_line(subject: &
         if count == ROUNDS {
             stop.cancel();
         }
-        a_moment(subject).await;
+        a_moment(subject)
     };
     let (first, second) = (one.selector("one"), two.selector("two"));
     let both = futures_util::future::join(
-        first.run(&stop, async |leading| task("one", leading).await),
-        second.run(&stop, async |leading| task("two", leading).await),
+        first.run(&stop, |leading| task("one", leading)),
+        second.run(&stop, |leading| task("two", leading)),
     );
     let (first, second) = within(subject, "they lead in turn", both).await;
     assert_eq!((first, second), (Ok(()), Ok(())));
