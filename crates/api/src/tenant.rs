@@ -29,6 +29,20 @@ pub enum Quota {
     CallbacksPerSecondPerTarget,
 }
 
+impl Quota {
+    /// Each of them.
+    pub const ALL: [Quota; 8] = [
+        Quota::CallbacksPerMinute,
+        Quota::CreatesPerSecond,
+        Quota::PendingMax,
+        Quota::PayloadBytesMax,
+        Quota::HorizonDays,
+        Quota::InFlightMax,
+        Quota::InFlightPerTargetMax,
+        Quota::CallbacksPerSecondPerTarget,
+    ];
+}
+
 /// A number for each quota, inclusive; `None`: as much as the service takes from anybody.
 ///
 /// In a request, what is not there stays as it is.

@@ -6,7 +6,8 @@ use api::{FieldError, Problem};
 
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a call failed. What may be tried again was, within [`crate::Options`]; this is the last attempt's.
+/// Why a call failed. What may be tried again was, within [`crate::Options`]; this is the last attempt's, or the first whose
+/// outcome is unknown if the last one did nothing and says nothing of that.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

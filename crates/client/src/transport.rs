@@ -107,9 +107,12 @@ impl Transport {
     }
 
     /// Sends until there is an answer, an error that stays one, or no time.
+    ///
+    /// An attempt that certainly did nothing says nothing of one before it that may have been obeyed: then that one's error is told.
     pub(crate) async fn call(&self, call: &Call) -> Result<Answer, Error> {
         let start = clock::monotonic();
         let mut attempt = 1;
+        let mut unknown = None;
         loop {
             let left = self.options.deadline.saturating_sub(start.elapsed());
             let error = match self.attempt(call, left.min(self.options.attempt_timeout)).await {
@@ -118,7 +121,13 @@ impl Transport {
             };
             let left = self.options.deadline.saturating_sub(start.elapsed());
             let wait = retry::wait(&error, call.repeat, attempt, left, &self.options, clock::random());
-            let Some(wait) = wait else { return Err(error) };
+            let Some(wait) = wait else {
+                let is_known = error.is_retryable() && !error.is_outcome_unknown();
+                return Err(unknown.filter(|_| is_known).unwrap_or(error));
+            };
+            if error.is_outcome_unknown() {
+                unknown.get_or_insert(error);
+            }
             clock::sleep(wait).await;
             attempt += 1;
         }

@@ -55,7 +55,7 @@ pub(crate) struct TuningArguments {
     /// How long a request's body may take to arrive [100ms to 5m]
     #[arg(long, value_parser = between("100ms", "5m"), default_value_t = Span(server().body_timeout), env = "REVEILLE_BODY_TIMEOUT")]
     body_timeout: Span,
-    /// The bytes of a request's body; it holds the largest payload, and each connection may take so much memory [131072 to 16777216]
+    /// The bytes of a request's body; it holds the largest payload, and each connection may take so much memory, over HTTP/2 up to 256 times as much [131072 to 16777216]
     #[arg(long, value_parser = count(128 << 10, 16 << 20), default_value_t = server().body_bytes_max, env = "REVEILLE_BODY_BYTES_MAX")]
     body_bytes_max: usize,
     /// The lines of a batch [1 to 1000000000]

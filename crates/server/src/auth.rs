@@ -58,16 +58,29 @@ pub(crate) fn caller(shared: &Shared, headers: &HeaderMap) -> Result<Caller, Ref
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
     match shared.scheduler.key(key_id) {
         Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => {
-            if key.expires_at.is_some_and(|end| end <= shared.runtime.now()) {
-                return Err(refuse(
-                    Kind::InvalidCredentials,
-                    "the key has expired; have the tenant's admin make another",
-                ));
-            }
-            Ok(Caller { tenant, key })
+            unexpired(shared, Caller { tenant, key })
         }
-        _ => Err(refuse(Kind::InvalidCredentials, "the key is wrong, or was revoked")),
+        _ => Err(wrong()),
     }
+}
+
+/// Whose key it is by now, for a request that goes on for long: a key may be revoked or expire under it, and what its tenant
+/// may do changes.
+pub(crate) fn again(shared: &Shared, key: &ApiKey) -> Result<Caller, Refused> {
+    let (tenant, key) = shared.scheduler.key(&key.id).ok_or_else(wrong)?;
+    unexpired(shared, Caller { tenant, key })
+}
+
+fn unexpired(shared: &Shared, caller: Caller) -> Result<Caller, Refused> {
+    if caller.key.expires_at.is_some_and(|end| end <= shared.runtime.now()) {
+        let detail = "the key has expired; have the tenant's admin make another";
+        return Err(refuse(Kind::InvalidCredentials, detail));
+    }
+    Ok(caller)
+}
+
+fn wrong() -> Refused {
+    refuse(Kind::InvalidCredentials, "the key is wrong, or was revoked")
 }
 
 /// The key in a header of the form `Bearer KEY`.

@@ -14,7 +14,7 @@ mod tests;
 
 use api::FieldError;
 use domain::limits::Limits;
-use domain::{Egress, Schedule, ScheduleId, Secret, Spec, Timestamp, When};
+use domain::{Egress, Schedule, ScheduleId, Secret, Spec, Timestamp};
 
 use crate::refusal::{Kind, Refused, refuse, refuse_fields};
 use check::ScheduleFields;
@@ -64,14 +64,14 @@ pub(crate) fn read_merged(
     Ok(spec)
 }
 
-/// When a body says, which was read and checked before: it is not judged again, as time has passed since.
-pub(crate) fn read_again(bytes: &[u8]) -> Option<When> {
+/// What a body says, which was read and checked before: it is not judged again, as time has passed since.
+pub(crate) fn read_again(bytes: &[u8]) -> Option<Spec> {
     let text = std::str::from_utf8(bytes).ok()?;
     let mut found = Vec::new();
     let mut errors = Errors::new(&mut found);
     let fields = reader::read_document::<ScheduleFields<'_>>(text, &mut errors).ok()??;
     let (limits, egress) = (Limits::default(), Egress::default());
-    Some(check::check(fields, None, &limits, &egress, Timestamp::MIN, Vec::new(), &mut errors).spec.when)
+    Some(check::check(fields, None, &limits, &egress, Timestamp::MIN, Vec::new(), &mut errors).spec)
 }
 
 fn read_text(

@@ -35,7 +35,8 @@ pub struct Options {
     /// What a schedule may ask for.
     pub limits: Limits,
     /// The bytes of one request's body, and of one line of a batch. Default 256 KiB; it must hold a payload of the
-    /// largest size with everything around it. Memory for so much can be taken by each connection.
+    /// largest size with everything around it. Each request under way can take so much memory: over HTTP/1 one for each
+    /// connection, over HTTP/2 up to [`Options::streams_max`].
     pub body_bytes_max: usize,
     /// The bytes of one request's head. Default 16 KiB; at least 8 KiB.
     pub head_bytes_max: usize,

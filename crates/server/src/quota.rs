@@ -1,6 +1,7 @@
 //! What a request asks of its tenant's quotas. Those of callbacks are the scheduler's.
 //!
-//! Always true here: a quota counts only what was fit to be kept, and what is refused by one has no effect.
+//! Always true here: a quota counts only what was fit to be kept, and what is refused by one has no effect. The room that a
+//! schedule takes is given back if none was made.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -39,6 +40,12 @@ impl Creates {
 #[derive(Default)]
 pub(crate) struct Pending(Mutex<BTreeMap<TenantId, Known>>);
 
+/// Room for one schedule, of which tenant, and since when the store was not asked; `None` where none is taken. Dropped, it is
+/// as good as used, until the store is asked anew.
+#[derive(Default)]
+#[must_use]
+pub(crate) struct Room(Option<(TenantId, Monotonic)>);
+
 #[derive(Clone, Copy)]
 struct Known {
     active: u64,
@@ -53,16 +60,16 @@ const KNOWN_FOR: Duration = Duration::from_secs(1);
 const FULL_FOR: Duration = Duration::from_millis(100);
 
 impl Pending {
-    /// Whether the tenant may have one more. Not counted is what other members make within a second, and what was under way
-    /// when the store was asked.
+    /// Whether the tenant may have one more, and the room that it takes until [`Pending::settle`] tells what came of it. Not
+    /// counted is what other members make within a second, and what was under way when the store was asked.
     pub(crate) async fn admit(
         &self,
         scheduler: &Scheduler,
         tenant: &Tenant,
         named: Option<&ScheduleId>,
         now: Monotonic,
-    ) -> Result<(), Refused> {
-        let Some(pending_max) = tenant.quotas.get(Quota::PendingMax) else { return Ok(()) };
+    ) -> Result<Room, Refused> {
+        let Some(pending_max) = tenant.quotas.get(Quota::PendingMax) else { return Ok(Room(None)) };
         let mut has_room = self.take(tenant.id, pending_max, now);
         if has_room.is_none() {
             let active = scheduler.active(tenant.id).await?;
@@ -72,22 +79,31 @@ impl Pending {
                 self.take(tenant.id, pending_max, now)
             });
         }
-        if has_room == Some(true) {
-            return Ok(());
+        if let Some(Some(room)) = has_room {
+            return Ok(room);
         }
         // What replaces one that is pending adds none.
         if let Some(id) = named
             && let Some(schedule) = scheduler.get(tenant.id, id.clone()).await?
             && schedule.status == Status::Active
         {
-            return Ok(());
+            return Ok(Room(None));
         }
         let what_to_do = "wait until some have fired, cancel some, or have an admin raise it with PATCH /v1/quotas";
         Err(refuse_quota(Kind::QuotaExceeded, Quota::PendingMax, pending_max, what_to_do, Vec::new()))
     }
 
+    /// Gives the room back if it is certain that it was not needed.
+    pub(crate) fn settle(&self, room: &Room, is_made: bool) {
+        let Room(Some((tenant, asked_at))) = room else { return };
+        // Once the store was asked anew, the room is not counted any more.
+        if !is_made && let Some(known) = self.known().get_mut(tenant).filter(|known| known.asked_at == *asked_at) {
+            known.made = known.made.saturating_sub(1);
+        }
+    }
+
     /// Takes room for one, if there is; `None` if that is not known.
-    fn take(&self, tenant: TenantId, pending_max: u32, now: Monotonic) -> Option<bool> {
+    fn take(&self, tenant: TenantId, pending_max: u32, now: Monotonic) -> Option<Option<Room>> {
         let mut all = self.known();
         let known = all.get_mut(&tenant)?;
         let has_room = known.active + known.made < u64::from(pending_max);
@@ -96,7 +112,7 @@ impl Pending {
             return None;
         }
         known.made += u64::from(has_room);
-        Some(has_room)
+        Some(has_room.then_some(Room(Some((tenant, known.asked_at)))))
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<TenantId, Known>> {

@@ -7,17 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use bytes::Bytes;
-use domain::{ScheduleId, Spec, Timestamp};
+use domain::{Incarnation, ScheduleId, Spec, Timestamp};
 use futures_util::FutureExt;
 use runtime::Runtime;
 use scheduler::Scheduler;
-use store::Tenant;
+use store::{Health, StoreError, Tenant};
 use tracing::Instrument;
 
 use crate::Options;
 use crate::metrics::{HttpMetrics, Route};
 use crate::openapi;
-use crate::quota::{self, Creates, Pending};
+use crate::quota::{self, Creates, Pending, Room};
 use crate::readiness::Readiness;
 use crate::refusal::{Kind, Refused, refuse};
 use crate::spans;
@@ -88,16 +88,28 @@ impl Shared {
     }
 
     /// Whether the tenant's quotas allow one more such schedule; `replaced` is the id that it takes if there is one of it.
+    /// [`Pending::settle`] takes the room.
     pub(crate) async fn admit(
         &self,
         tenant: &Tenant,
         replaced: Option<&ScheduleId>,
         spec: &Spec,
         now: Timestamp,
-    ) -> Result<(), Refused> {
+    ) -> Result<Room, Refused> {
         quota::check_spec(tenant, spec, now)?;
         self.creates.admit(tenant, self.runtime.monotonic())?;
         self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await
+    }
+
+    /// Sees to it that a schedule that a request made before is one that fires: whoever made it may have died half-way.
+    ///
+    /// A full disk takes nothing, and is no reason to deny what is there. The embedded store makes a schedule in one step; with
+    /// another one, a maker's death half-way and a full disk together are not seen here.
+    pub(crate) async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
+        match self.scheduler.health() {
+            Health::Full => Ok(()),
+            Health::Ready | Health::Unreachable | Health::Closed => self.scheduler.confirm(found).await,
+        }
     }
 
     /// What the API is, made when it is first asked for.

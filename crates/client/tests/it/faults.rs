@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use reveille_client::{Client, Error, ListBy, Options, ScheduleState, Time, TryStreamExt as _};
 
-use crate::support::{ADMIN_KEY, PATIENCE, World, client, later, losing, on_real, scripted};
+use crate::support::{ADMIN_KEY, PATIENCE, World, client, later, losing, on_real, once_and_gone, scripted};
 
 fn problem(status: u16, code: &str, headers: &str) -> String {
     let body = format!(r#"{{"type":"urn:x","title":"","status":{status},"code":"{code}","detail":"d"}}"#);
@@ -92,6 +92,17 @@ fn what_does_not_answer_ends_within_the_deadline() {
         let error = nobody.create(&later()).await.unwrap_err();
         assert!(matches!(error, Error::Unreachable { .. }) && !error.is_outcome_unknown(), "{error:?}");
         assert!(error.to_string().contains("http://127.0.0.1:9"), "{error}");
+    });
+}
+
+#[test]
+fn an_answer_that_was_lost_is_not_forgotten_over_a_server_that_is_gone() {
+    on_real(async |runtime| {
+        let options = Options { attempts_max: 3, ..Options::default() };
+        let address = once_and_gone(&runtime).await;
+        let client = Client::new(&format!("http://{address}"), "a.b", options).unwrap();
+        let error = client.put("any", &later()).await.unwrap_err();
+        assert!(matches!(error, Error::Broken { .. }) && error.is_outcome_unknown(), "{error:?}");
     });
 }
 

@@ -151,6 +151,18 @@ pub(crate) async fn scripted(runtime: &Runtime, answers: &[&str]) -> (SocketAddr
     (address, asked)
 }
 
+/// A server that reads one request, and is gone without an answer: the next connection is refused.
+pub(crate) async fn once_and_gone(runtime: &Runtime) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    runtime.spawn("once", async move {
+        let (mut client, _) = listener.accept().await.unwrap();
+        drop(listener);
+        let _length = client.read(&mut vec![0; 64 * 1024]).await.unwrap();
+    });
+    address
+}
+
 async fn listen<F>(runtime: &Runtime, serve: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
 where
     F: Future<Output = ()> + Send + 'static,

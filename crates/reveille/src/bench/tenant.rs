@@ -43,15 +43,6 @@ impl Tenant {
 
 /// As much as the service takes from anybody, but for so many callbacks a minute.
 pub(crate) fn unlimited_but(callbacks_per_minute: Option<u32>) -> Quotas {
-    const OTHERS: [Quota; 7] = [
-        Quota::CreatesPerSecond,
-        Quota::PendingMax,
-        Quota::PayloadBytesMax,
-        Quota::HorizonDays,
-        Quota::InFlightMax,
-        Quota::InFlightPerTargetMax,
-        Quota::CallbacksPerSecondPerTarget,
-    ];
-    let others = OTHERS.into_iter().map(|quota| (quota, None));
-    others.chain([(Quota::CallbacksPerMinute, callbacks_per_minute)]).collect()
+    let number = |quota| if quota == Quota::CallbacksPerMinute { callbacks_per_minute } else { None };
+    Quota::ALL.into_iter().map(|quota| (quota, number(quota))).collect()
 }

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::{Context, bail};
-use clap::Args;
+use clap::error::ErrorKind;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, FromArgMatches};
 use reveille_client::{CertificateDer, Client, Options};
 use rustls::pki_types::pem::PemObject as _;
 
@@ -18,18 +20,61 @@ pub(super) struct Connect {
     /// The server's address [default: that of the server that runs on --data]
     #[arg(long, env = "REVEILLE_URL", value_name = "URL")]
     server: Option<String>,
-    /// A file with the key [default: one that `serve` left in --data]
-    #[arg(long, env = "REVEILLE_KEY_FILE", value_name = "FILE", conflicts_with = "key")]
-    key_file: Option<PathBuf>,
-    /// The key itself; on the command line everyone on this machine sees it, so prefer the variable
-    #[arg(long, env = "REVEILLE_KEY", hide_env_values = true)]
-    key: Option<Hidden>,
+    #[command(flatten)]
+    key: Key,
     /// The data folder of the server on this machine
     #[arg(long, env = "REVEILLE_DATA", default_value = "./data", value_name = "FOLDER")]
     data: PathBuf,
     /// An authority to trust beside the public ones, in PEM, for a server with a certificate of your own
     #[arg(long, env = "REVEILLE_ROOT_CERTIFICATE", value_name = "FILE")]
     root_certificate: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct KeyArguments {
+    /// A file with the key [default: one that `serve` left in --data]
+    #[arg(long, env = "REVEILLE_KEY_FILE", value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// The key itself; on the command line everyone on this machine sees it, so prefer the variable
+    #[arg(long, env = "REVEILLE_KEY", hide_env_values = true)]
+    key: Option<Hidden>,
+}
+
+/// At most one of the two. A flag wins over the other one's variable, which `conflicts_with` would refuse to tell apart.
+#[derive(Debug)]
+struct Key(KeyArguments);
+
+impl Args for Key {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        KeyArguments::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        KeyArguments::augment_args_for_update(command)
+    }
+}
+
+impl FromArgMatches for Key {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let given = KeyArguments::from_arg_matches(matches)?;
+        let is_flag = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
+        match (&given.key_file, &given.key) {
+            (Some(_), Some(_)) => match (is_flag("key_file"), is_flag("key")) {
+                (true, false) => Ok(Key(KeyArguments { key: None, ..given })),
+                (false, true) => Ok(Key(KeyArguments { key_file: None, ..given })),
+                _ => Err(clap::Error::raw(
+                    ErrorKind::ArgumentConflict,
+                    "there are a --key-file (REVEILLE_KEY_FILE) and a --key (REVEILLE_KEY); give one of them\n",
+                )),
+            },
+            _ => Ok(Key(given)),
+        }
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Key::from_arg_matches(matches)?;
+        Ok(())
+    }
 }
 
 /// A key as it was given.
@@ -84,10 +129,11 @@ impl Connect {
     }
 
     fn key(&self, who: As) -> anyhow::Result<String> {
-        if let Some(Hidden(key)) = &self.key {
+        let Key(given) = &self.key;
+        if let Some(Hidden(key)) = &given.key {
             return Ok(key.clone());
         }
-        let path = match (&self.key_file, who) {
+        let path = match (&given.key_file, who) {
             (Some(path), _) => path.clone(),
             (None, As::Admin) => identity::admin_key_path(&self.data),
             (None, As::Operator) => identity::operator_key_path(&self.data),

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 
 use crate::receiver::Receiver;
-use crate::server::{BINARY, Server};
+use crate::server::{BINARY, Server, serve};
 
 /// What a command did.
 struct Ran {
@@ -207,6 +207,27 @@ fn operators_make_tenants_and_keys_and_each_key_is_good_for_what_its_role_says()
 }
 
 #[test]
+fn a_key_on_the_command_line_wins_over_one_of_a_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("other.key");
+    std::fs::write(&file, "no-key").unwrap();
+    let file = file.to_str().unwrap();
+    let get = |more: &[&str], variables: &[(&str, &str)]| {
+        let arguments = [&["schedule", "get", "one", "--server", "http://127.0.0.1:9"], more].concat();
+        Ran::of(&command(folder.path(), &arguments).envs(variables.iter().copied()).output().unwrap())
+    };
+    let (by_file, by_text) = (("REVEILLE_KEY_FILE", file), ("REVEILLE_KEY", "a.b"));
+    let taken = |ran: Ran| ran.refused(1);
+    assert!(taken(get(&[], &[by_text])).contains("cannot be reached"));
+    assert!(!taken(get(&["--key-file", file], &[by_text])).contains("cannot be reached"), "the file holds no key");
+    assert!(taken(get(&["--key", "a.b"], &[by_file])).contains("cannot be reached"));
+    for both in [get(&["--key", "a.b", "--key-file", file], &[]), get(&[], &[by_file, by_text])] {
+        let told = both.refused(2);
+        assert!(told.contains("--key-file") && told.contains("REVEILLE_KEY") && !told.contains("a.b"), "{told}");
+    }
+}
+
+#[test]
 fn quotas_are_shown_and_set_and_the_ceiling_is_the_operators() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
@@ -259,6 +280,22 @@ fn many_schedules_come_from_a_pipe_and_what_is_refused_is_told_by_its_number() {
         "{told}"
     );
     assert!(run(&data, &["schedule", "create", "--file", "nowhere"]).refused(1).contains("nowhere"));
+    assert!(server.stop().success());
+}
+
+#[test]
+fn where_the_server_takes_no_more_of_a_file_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let mut limited = serve(&data);
+    limited.args(["--batch-lines-max", "3"]);
+    let server = Server::start_by(limited, &data);
+    let good = format!("{{\"every\":\"1h\",\"target\":{{\"http\":{{\"url\":\"{URL}\"}}}}}}\n");
+    let bad = good.replace("1h", "soon");
+    let ran = with_input(&data, &["schedule", "create", "--file", "-"], &format!("{good}{bad}{}", good.repeat(100)));
+    assert!(ran.stdout.contains("2 made, 1 refused"), "{}", ran.stdout);
+    let told = ran.refused(1);
+    assert!(told.contains("broke off at number 4: nothing from there on was made"), "{told}");
     assert!(server.stop().success());
 }
 

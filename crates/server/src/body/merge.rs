@@ -10,7 +10,7 @@
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 use domain::{Schedule, Secret, Target, When, duration};
@@ -146,14 +146,16 @@ fn depth(json: &str) -> usize {
     deepest
 }
 
-/// RFC 7396, section 2. A name that `change` has twice is there twice in what comes of it.
+/// RFC 7396, section 2. A name that `change` has twice is there twice in what comes of it, and only the last of them, which
+/// counts for most readers, is merged with what is stored: so the result is never longer than both together.
 fn merge_value(stored: Option<&RawValue>, change: &RawValue, out: &mut String) {
     let Some(change_fields) = Object::of(change) else {
         out.push_str(change.get());
         return;
     };
     let stored_fields = stored.and_then(Object::of).unwrap_or_default();
-    let named: BTreeSet<&str> = change_fields.0.iter().map(|(name, _)| &**name).collect();
+    let named: BTreeMap<&str, usize> =
+        change_fields.0.iter().enumerate().map(|(place, (name, _))| (&**name, place)).collect();
     let last: BTreeMap<&str, &RawValue> = stored_fields.0.iter().map(|(name, value)| (&**name, *value)).collect();
     out.push('{');
     let mut is_first = true;
@@ -164,13 +166,14 @@ fn merge_value(stored: Option<&RawValue>, change: &RawValue, out: &mut String) {
         out.push_str(to_text(&name).get());
         out.push(':');
     };
-    for (name, value) in stored_fields.0.iter().filter(|(name, _)| !named.contains(&**name)) {
+    for (name, value) in stored_fields.0.iter().filter(|(name, _)| !named.contains_key(&**name)) {
         put_name(name, out);
         out.push_str(value.get());
     }
-    for (name, value) in change_fields.0.iter().filter(|(_, value)| value.get() != "null") {
+    for (place, (name, value)) in change_fields.0.iter().enumerate().filter(|(_, (_, value))| value.get() != "null") {
         put_name(name, out);
-        merge_value(last.get(&**name).copied(), value, out);
+        let stored = last.get(&**name).filter(|_| named[&**name] == place);
+        merge_value(stored.copied(), value, out);
     }
     out.push('}');
 }

@@ -4,7 +4,8 @@
 //! leave in the order of the lines. What is held is bounded: the piece of the body being split, the groups under way
 //! and their answers. A client that does not read its answers is not read from, either.
 //!
-//! Always true here: a line is answered once, after its schedule is durable or refused; a bad line hurts no other.
+//! Always true here: a line is answered once, after its schedule is durable or refused; a bad line hurts no other. No line is
+//! taken with a key that is known to be revoked or to have expired: a batch may go on for days.
 
 mod lines;
 
@@ -20,14 +21,15 @@ use domain::Schedule;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesOrdered, Stream, StreamExt, unfold};
 use scheduler::{Create, CreateRefusal};
-use store::{StoreError, Tenant};
+use store::StoreError;
 use tokio::sync::oneshot;
 
-use super::schedules::{never_fires, refuse_create};
+use super::schedules::{may_be_made, never_fires, refuse_create};
 use super::{check_content_type, dry_run};
 use crate::answer;
-use crate::auth::authenticate;
+use crate::auth::{self, Caller, authenticate};
 use crate::body::read_schedule;
+use crate::quota::Room;
 use crate::refusal::{Kind, Refused, refuse, to_json};
 use crate::shared::Shared;
 use crate::spans;
@@ -37,13 +39,13 @@ const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "appli
 
 pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
-    let tenant = authenticate(&shared, &head.headers, store::Role::Writer)?.tenant;
+    let caller = authenticate(&shared, &head.headers, store::Role::Writer)?;
     check_content_type(&head.headers, NDJSON)?;
     if dry_run::is_asked(head.uri.query())? {
         return Err(refuse(Kind::InvalidParameter, "a batch has no dry run; send its lines to POST /v1/schedules"));
     }
     let lines = Lines::new(body, shared.options.body_bytes_max);
-    let batch = Batch { shared, tenant, lines, group: Group::default(), under_way: FuturesOrdered::new() };
+    let batch = Batch { shared, caller, lines, group: Group::default(), under_way: FuturesOrdered::new() };
     let mut response = Response::new(Body::from_stream(batch.into_stream()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(api::NDJSON_CONTENT_TYPE));
     Ok(response)
@@ -55,7 +57,8 @@ const LINES_PER_TURN: u64 = 32;
 
 struct Batch {
     shared: Arc<Shared>,
-    tenant: Arc<Tenant>,
+    /// Who sends it, as last looked up.
+    caller: Caller,
     lines: Lines,
     /// Lines that were read and not sent to the scheduler yet.
     group: Group,
@@ -65,6 +68,8 @@ struct Batch {
 #[derive(Default)]
 struct Group {
     requests: Vec<Create>,
+    /// What each of these requests has taken.
+    rooms: Vec<Room>,
     entries: Vec<Entry>,
 }
 
@@ -121,36 +126,43 @@ impl Batch {
     }
 
     async fn take_lines(&mut self) {
+        match auth::again(&self.shared, &self.caller.key) {
+            Ok(caller) => self.caller = caller,
+            Err(refused) if !self.lines.is_at_end() => self.lines.stop(refused),
+            Err(_) => {}
+        }
         let now = self.shared.runtime.now();
         while self.group.entries.len() < self.shared.options.batch_group_lines {
             let Some((number, line)) = self.lines.next() else { return };
             if number.is_multiple_of(LINES_PER_TURN) {
                 tokio::task::yield_now().await;
             }
-            if matches!(line, Line::Text(_)) && number > self.shared.options.batch_lines_max {
-                let detail = format!("a batch has at most {} lines", self.shared.options.batch_lines_max);
-                self.lines
-                    .stop(refuse(Kind::BatchTooLong, format!("{detail}; send the rest, from here on, in another")));
-                continue;
-            }
+            let lines_max = self.shared.options.batch_lines_max;
             let checked = match line {
+                Line::Text(_) if number > lines_max => {
+                    self.lines.end();
+                    let detail =
+                        format!("a batch has at most {lines_max} lines; send the rest, from here on, in another");
+                    Err(refuse(Kind::BatchTooLong, detail))
+                }
                 Line::Text(text) => {
-                    let (limits, egress) = (&self.shared.options.limits, &self.tenant.egress);
+                    let (limits, egress) = (&self.shared.options.limits, &self.caller.tenant.egress);
                     match read_schedule(&text, None, limits, egress, now) {
                         Ok(wanted) => {
-                            let admitted = self.shared.admit(&self.tenant, None, &wanted.spec, now).await;
-                            admitted.map(|()| wanted)
+                            let admitted = self.shared.admit(&self.caller.tenant, None, &wanted.spec, now).await;
+                            admitted.map(|room| (wanted, room))
                         }
-                        refused => refused,
+                        Err(refused) => Err(refused),
                     }
                 }
                 Line::Refused(refused) => Err(refused),
             };
-            let checked = checked.map(|wanted| {
+            let checked = checked.map(|(wanted, room)| {
                 let request =
-                    Create { tenant: self.tenant.clone(), id: wanted.id, incarnation: None, spec: wanted.spec };
+                    Create { tenant: self.caller.tenant.clone(), id: wanted.id, incarnation: None, spec: wanted.spec };
                 let when = never_fires(&request);
                 self.group.requests.push(request);
+                self.group.rooms.push(room);
                 when
             });
             self.group.entries.push(Entry { line: number, checked });
@@ -158,7 +170,7 @@ impl Batch {
     }
 
     fn start_group(&mut self) {
-        let Group { requests, entries } = std::mem::take(&mut self.group);
+        let Group { requests, rooms, entries } = std::mem::take(&mut self.group);
         let shared = self.shared.clone();
         // A task of its own, because this stream stands still while its client does not read: what the scheduler
         // holds for a call must not wait for that.
@@ -172,7 +184,7 @@ impl Batch {
         let work = async move {
             let answers = answers.await.unwrap_or_else(|_| Err(StoreError::Unavailable("a task failed".to_owned())));
             shared.metrics.batch_lines.inc_by(entries.len() as u64);
-            answer_group(&shared, entries, answers)
+            answer_group(&shared, entries, &rooms, answers)
         };
         self.under_way.push_back(work.boxed());
     }
@@ -181,11 +193,16 @@ impl Batch {
 fn answer_group(
     shared: &Shared,
     entries: Vec<Entry>,
+    rooms: &[Room],
     answers: Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError>,
 ) -> Bytes {
     let mut text = Vec::with_capacity(entries.len() * 256);
     let failed = answers.as_ref().err().cloned();
-    let mut answers = answers.unwrap_or_default().into_iter();
+    let answers = answers.unwrap_or_default();
+    for (room, answer) in rooms.iter().zip(&answers) {
+        shared.pending.settle(room, may_be_made(answer));
+    }
+    let mut answers = answers.into_iter();
     for Entry { line, checked } in entries {
         let outcome = checked.and_then(|when| match (&failed, answers.next()) {
             (None, Some(answer)) => answer.map_err(|refusal| refuse_create(refusal, when)),

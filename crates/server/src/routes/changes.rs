@@ -11,14 +11,14 @@ use domain::{Schedule, ScheduleId, Status, Timestamp, When};
 use scheduler::{CancelAnswer, Create, CreateRefusal, PutAnswer, Timing};
 use store::Role;
 
-use super::schedules::{JSON, find_id, made, never_fires, not_found, refuse_create};
+use super::schedules::{JSON, find_id, made, may_be_made, never_fires, not_found, refuse_create};
 use super::{check_content_type, dry_run};
 use crate::answer;
 use crate::auth::authenticate;
 use crate::body::collect::collect;
 use crate::body::{merge, read_merged, read_schedule};
 use crate::condition::{Condition, Unmet};
-use crate::quota;
+use crate::quota::{self, Room};
 use crate::refusal::{Kind, Refused, refuse, refuse_fields};
 use crate::shared::Shared;
 use crate::spans;
@@ -38,13 +38,17 @@ pub(super) async fn put(shared: &Shared, id: &str, request: Request) -> Result<R
     let bytes = collect(shared, &head.headers, body).await?;
     let now = shared.runtime.now();
     let wanted = read_schedule(&bytes, Some(&id), &shared.options.limits, &tenant.egress, now)?;
-    shared.admit(&tenant, Some(&id), &wanted.spec, now).await?;
+    let room = shared.admit(&tenant, Some(&id), &wanted.spec, now).await?;
     let request = Create { tenant, id: Some(id), incarnation: None, spec: wanted.spec };
     if condition.is_none() && !is_dry_run {
         let when = never_fires(&request);
-        return put_answer(shared.scheduler.put(request).await?, when);
+        let answer = shared.scheduler.put(request).await?;
+        // One that had ended is taken for one that was active: for a second it does not count.
+        let is_one_more = answer.as_ref().map_or(true, |put| put.created);
+        shared.pending.settle(&room, may_be_made(&answer) && is_one_more);
+        return put_answer(answer, when);
     }
-    put_if(shared, &request, &condition, is_dry_run).await
+    put_if(shared, &request, &condition, is_dry_run, &room).await
 }
 
 async fn put_if(
@@ -52,27 +56,36 @@ async fn put_if(
     request: &Create,
     condition: &Condition,
     is_dry_run: bool,
+    room: &Room,
 ) -> Result<Response<Body>, Refused> {
     let id = request.id.as_ref().expect("a put has an id");
     let when = never_fires(request);
     for _ in 0..TRIES {
         let found = shared.scheduler.get(request.tenant.id, id.clone()).await?;
         if let Err(unmet) = condition.check(found.as_deref()) {
-            if let (Unmet::NoneMatch, Some(found)) = (unmet, &found) {
+            if let (Unmet::NoneMatch, Some(found), false) = (unmet, &found, is_dry_run) {
                 // It may be that an earlier try of this very request has made it.
-                shared.scheduler.confirm(found.incarnation).await?;
+                shared.confirm(found.incarnation).await?;
             }
+            shared.pending.settle(room, false);
             return Err(unmet.refuse());
         }
         if is_dry_run {
+            shared.pending.settle(room, false);
             return dry_run::answer(shared, request.clone(), found.as_deref(), Timing::Anew);
         }
         let seen = found.as_deref().map(Schedule::seen);
         if let Some(answer) = shared.scheduler.put_if(request.clone(), seen, Timing::Anew).await? {
+            shared.pending.settle(room, may_be_made(&answer) && !is_active(found.as_deref()));
             return put_answer(answer, when);
         }
     }
     Err(others())
+}
+
+/// Whether it has its room already.
+fn is_active(found: Option<&Schedule>) -> bool {
+    found.is_some_and(|found| found.status == Status::Active)
 }
 
 pub(super) fn put_answer(
@@ -95,6 +108,7 @@ pub(super) async fn patch(shared: &Shared, id: &str, request: Request) -> Result
     let condition = Condition::read(&head.headers)?;
     let is_dry_run = dry_run::is_asked(head.uri.query())?;
     let bytes = collect(shared, &head.headers, body).await?;
+    let mut room = Room::default();
     for attempt in 0..TRIES {
         let found = shared.scheduler.get(tenant.id, id.clone()).await?.ok_or_else(not_found)?;
         if found.status == Status::Cancelled {
@@ -107,16 +121,18 @@ pub(super) async fn patch(shared: &Shared, id: &str, request: Request) -> Result
         let timing = timing_of(merged.names_timing, &found, now)?;
         let spec = read_merged(merged, &found, &shared.options.limits, &tenant.egress, now)?;
         match attempt {
-            0 => shared.admit(&tenant, Some(&id), &spec, now).await?,
+            0 => room = shared.admit(&tenant, Some(&id), &spec, now).await?,
             // One request counts once, however often it is tried.
             _ => quota::check_spec(&tenant, &spec, now)?,
         }
         let request = Create { tenant: tenant.clone(), id: Some(id.clone()), incarnation: None, spec };
         if is_dry_run {
+            shared.pending.settle(&room, false);
             return dry_run::answer(shared, request, Some(&found), timing);
         }
         let when = never_fires(&request);
         if let Some(answer) = shared.scheduler.put_if(request, Some(found.seen()), timing).await? {
+            shared.pending.settle(&room, may_be_made(&answer) && !is_active(Some(&found)));
             return put_answer(answer, when);
         }
     }

@@ -55,9 +55,13 @@ pub(super) fn answer(
     let would_be = shared.scheduler.would_put(request, existing, timing);
     let would_be = would_be.ok_or_else(|| refuse_create(CreateRefusal::NeverFires, when))?;
     let is_new = existing.is_none_or(|existing| existing.status == Status::Cancelled);
-    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
-    let upcoming = upcoming(&would_be).map(answer::time).collect();
-    let told = DryRun { dry_run: true, status: status.as_u16(), schedule: shown(&would_be)?, upcoming };
+    told(if is_new { StatusCode::CREATED } else { StatusCode::OK }, &would_be)
+}
+
+/// That the answer in earnest would have this `status`, and be about this schedule.
+pub(super) fn told(status: StatusCode, would_be: &Schedule) -> Result<Response<Body>, Refused> {
+    let upcoming = upcoming(would_be).map(answer::time).collect();
+    let told = DryRun { dry_run: true, status: status.as_u16(), schedule: shown(would_be)?, upcoming };
     Ok(answer::json(StatusCode::OK, &told))
 }
 

@@ -14,7 +14,7 @@ use api::FieldError;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
-use domain::{Edition, Incarnation, Revision, Schedule, ScheduleId, Spec, Status, TenantId, decide};
+use domain::{Incarnation, Revision, Schedule, ScheduleId, Status, TenantId, decide};
 use scheduler::{Create, Timing};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
@@ -22,9 +22,10 @@ use store::Tenant;
 
 use super::changes::{TRIES, others, put_answer};
 use super::dry_run;
-use super::schedules::{made, never_fires};
+use super::schedules::{made, may_be_made, never_fires};
 use crate::answer;
 use crate::body::{read_again, read_schedule};
+use crate::quota::Room;
 use crate::refusal::{Kind, Refused, refuse, refuse_fields};
 use crate::shared::Shared;
 
@@ -106,15 +107,21 @@ pub(super) async fn create(
     is_dry_run: bool,
 ) -> Result<Response<Body>, Refused> {
     let (id, fingerprint) = (key.id(tenant.id), fingerprint(body));
+    let mut room = Room::default();
     for attempt in 0..TRIES {
         if let Some(found) = shared.scheduler.get(tenant.id, id.clone()).await? {
+            // Another with this key may have been faster.
+            shared.pending.settle(&room, false);
             if found.incarnation.fingerprint() != fingerprint {
                 let detail = "this key came with another body before; send a new key with each new request";
                 return Err(refuse(Kind::IdempotencyKeyReused, detail));
             }
-            // Whoever made it may have died half-way.
-            shared.scheduler.confirm(found.incarnation).await?;
-            return Ok(replayed(&found, body));
+            let first = as_made(&found, body);
+            if is_dry_run {
+                return dry_run::told(StatusCode::CREATED, &first);
+            }
+            shared.confirm(found.incarnation).await?;
+            return Ok(replayed(&first));
         }
         let now = shared.runtime.now();
         let wanted = read_schedule(body, None, &shared.options.limits, &tenant.egress, now)?;
@@ -122,16 +129,18 @@ pub(super) async fn create(
             return Err(id_and_key());
         }
         if attempt == 0 {
-            shared.admit(&tenant, None, &wanted.spec, now).await?;
+            room = shared.admit(&tenant, None, &wanted.spec, now).await?;
         }
         let incarnation = Incarnation::with_fingerprint(now, shared.runtime.random_u128(), fingerprint);
         let (tenant, id) = (tenant.clone(), Some(id.clone()));
         let request = Create { tenant, id, incarnation: Some(incarnation), spec: wanted.spec };
         if is_dry_run {
+            shared.pending.settle(&room, false);
             return dry_run::answer(shared, request, None, Timing::Anew);
         }
         let when = never_fires(&request);
         if let Some(answer) = shared.scheduler.put_if(request, None, Timing::Anew).await? {
+            shared.pending.settle(&room, may_be_made(&answer));
             return put_answer(answer, when);
         }
     }
@@ -149,20 +158,23 @@ fn id_and_key() -> Refused {
     refuse_fields(Kind::InvalidSchedule, "one thing is wrong with the body; see errors", vec![error])
 }
 
-/// What the request that made `found` was answered.
-fn replayed(found: &Schedule, body: &[u8]) -> Response<Body> {
-    let when = read_again(body).unwrap_or_else(|| found.spec.when.clone());
+/// What the request with this body made, whatever has become of it in `found`.
+fn as_made(found: &Schedule, body: &[u8]) -> Schedule {
     let mut first = Schedule {
         revision: Revision::default(),
         status: Status::Active,
         updated_at: found.created_at,
         next: None,
-        spec: Spec { when, ..found.spec.clone() },
+        spec: read_again(body).unwrap_or_else(|| found.spec.clone()),
         ..found.clone()
     };
     first.next = decide::first(&first, found.created_at).map(|due| due.occurrence.nominal);
-    let edition = Edition { incarnation: found.incarnation, revision: Revision::default() };
-    let mut response = made(StatusCode::CREATED, &answer::summary(&first), edition);
+    first
+}
+
+/// What the request that made `first` was answered.
+fn replayed(first: &Schedule) -> Response<Body> {
+    let mut response = made(StatusCode::CREATED, &answer::summary(first), first.edition());
     response.headers_mut().insert(REPLAYED, HeaderValue::from_static("true"));
     response
 }

@@ -1,5 +1,8 @@
 //! What each tenant may use: its admins change that up to their ceilings, operators the ceilings too.
 
+#[cfg(test)]
+mod tests;
+
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, Response, StatusCode};

@@ -34,14 +34,16 @@ pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response
     }
     let now = shared.runtime.now();
     let wanted = read_schedule(&bytes, None, &shared.options.limits, &tenant.egress, now)?;
-    shared.admit(&tenant, None, &wanted.spec, now).await?;
+    let room = shared.admit(&tenant, None, &wanted.spec, now).await?;
     let request = Create { tenant, id: wanted.id, incarnation: None, spec: wanted.spec };
     let when = never_fires(&request);
     if is_dry_run {
+        shared.pending.settle(&room, false);
         return would_create(shared, request).await;
     }
     let answers = shared.scheduler.create(vec![request]).await?;
     let answer = answers.into_iter().next().expect("the scheduler answers every request of a call");
+    shared.pending.settle(&room, may_be_made(&answer));
     let schedule = answer.map_err(|refusal| refuse_create(refusal, when))?;
     spans::made(&schedule);
     Ok(made(StatusCode::CREATED, &answer::summary(&schedule), schedule.edition()))
@@ -76,6 +78,11 @@ pub(super) fn never_fires(request: &Create) -> &'static str {
         When::Cron(_) => "/cron",
         When::Every(_) => "/every",
     }
+}
+
+/// Whether there may be one schedule more.
+pub(super) fn may_be_made<T>(answer: &Result<T, CreateRefusal>) -> bool {
+    !matches!(answer, Err(CreateRefusal::Exists | CreateRefusal::NeverFires))
 }
 
 pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refused {

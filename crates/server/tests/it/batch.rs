@@ -104,6 +104,50 @@ async fn a_batch_of_too_many_lines_is_stopped_where_it_is() {
     let statuses: Vec<_> = lines.iter().map(|line| line["status"].as_u64().unwrap()).collect();
     assert_eq!(statuses, [201, 201, 201, 413]);
     assert_eq!(lines[3].pointer("/problem/code").and_then(Value::as_str), Some("batch_too_long"));
+    assert_eq!(lines[3]["line"], 4, "the first that was not taken");
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_ends_with_its_key() {
+    let world = World::start().await;
+    for is_revoked in [true, false] {
+        let soon = world.runtime.now() + std::time::Duration::from_millis(500);
+        let expires_at = if is_revoked { String::new() } else { format!(r#","expires_at":"{soon}""#) };
+        let asked = format!(r#"{{"role":"writer"{expires_at}}}"#);
+        let made = world.send("POST", "/v1/tenants/tenant-1/keys", &asked).await;
+        let (key, id) = (made.text("/secret"), made.text("/id"));
+        let mut connection = world.connect().await;
+        let head = format!(
+            "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {key}\r\n\
+             content-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+        );
+        connection.write(head.as_bytes()).await;
+        let line = body("") + "\n";
+        let chunk = format!("{:x}\r\n{line}\r\n", line.len());
+        for number in 1.. {
+            connection.write(chunk.as_bytes()).await;
+            if number == 1 {
+                connection.read_head().await;
+            }
+            let result: Value = serde_json::from_slice(&connection.read_chunk().await).unwrap();
+            assert_eq!(result["line"], number);
+            if result["status"] != 201 {
+                assert_eq!(result["problem"]["code"], "invalid_credentials");
+                assert!(number > 1, "the key was good");
+                break;
+            }
+            assert!(!is_revoked || number == 1, "the key is gone");
+            assert!(number < 1_000, "the key has expired");
+            if is_revoked {
+                let revoked = world.send("DELETE", &format!("/v1/tenants/tenant-1/keys/{id}"), "").await;
+                assert!(revoked.status < 300, "{}", revoked.body);
+            } else {
+                world.runtime.sleep(std::time::Duration::from_millis(20)).await;
+            }
+        }
+        assert!(connection.read_chunk().await.is_empty(), "that was the last line");
+    }
     world.stop().await;
 }
 

@@ -1,6 +1,11 @@
 //! `Idempotency-Key`.
 
+use std::sync::Arc;
+
+use domain::ShardId;
+use domain::id::SHARDS;
 use futures_util::future::join_all;
+use store::{Cursor, Store};
 
 use crate::support::{Answer, FOREIGN_KEY, KEY, World, body};
 
@@ -90,6 +95,42 @@ async fn of_requests_at_once_one_makes_it_and_all_hear_the_same() {
         statuses.sort_unstable();
         assert_eq!(statuses, [201, 422, 422, 422, 422, 422, 422, 422, 422, 422]);
     }
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_request_that_is_sent_again_is_answered_on_a_full_disk() {
+    let world = World::start().await;
+    let first = post(&world, "key-1", &body("")).await;
+    let path = first.header("location").unwrap();
+    world.store.set_health(store::Health::Full);
+    assert_eq!(said(&post(&world, "key-1", &body("")).await), said(&first));
+    let put = world.send_if("PUT", path, &[("if-none-match", "*")], &body("")).await;
+    assert_eq!(put.text("/code"), "precondition_failed", "it is there");
+    assert_eq!(world.send("POST", POST, &body("")).await.status, 507);
+    world.stop().await;
+}
+
+#[tokio::test]
+async fn a_dry_run_with_a_key_that_was_used_tells_what_was_made_and_writes_nothing() {
+    let world = World::start().await;
+    let sent = r#"{"every":"1h","target":{"http":{"url":"http://127.0.0.1:9/200"}},"labels":{"a":"1"}}"#;
+    let first = post(&world, "key-1", sent).await;
+    let path = first.header("location").unwrap();
+    world.send("PATCH", path, r#"{"labels":{"a":"2"}}"#).await;
+    let before = world.send("GET", path, "").await;
+    let shards: Arc<[ShardId]> = (0..SHARDS).map(ShardId).collect();
+    let (_, cursor) = world.store.arrivals(shards.clone(), Cursor::default(), 1_000).await.unwrap();
+
+    let dry = world.send_if("POST", "/v1/schedules?dry_run=true", &[("idempotency-key", "key-1")], sent).await;
+    assert_eq!((dry.status, dry.text("/dry_run"), dry.text("/status")), (200, "true".to_owned(), "201".to_owned()));
+    assert_eq!((dry.header("location"), dry.header("etag"), is_replayed(&dry)), (None, None, false));
+    assert_eq!((dry.text("/schedule/id"), dry.text("/schedule/next")), (first.text("/id"), first.text("/next")));
+    assert_eq!((dry.text("/schedule/revision"), dry.text("/schedule/labels/a")), ("0".to_owned(), "1".to_owned()));
+    let put = format!("{path}?dry_run=true");
+    assert_eq!(world.send_if("PUT", &put, &[("if-none-match", "*")], sent).await.text("/code"), "precondition_failed");
+    assert_eq!(world.store.arrivals(shards, cursor, 1_000).await.unwrap().0, []);
+    assert_eq!(world.send("GET", path, "").await.body, before.body);
     world.stop().await;
 }
 

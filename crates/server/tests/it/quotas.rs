@@ -142,6 +142,39 @@ async fn a_tenant_has_no_more_schedules_pending_than_it_may_and_room_comes_back(
 }
 
 #[tokio::test]
+async fn what_makes_no_schedule_takes_no_room() {
+    let world = World::start().await;
+    assert_eq!(set(&world, r#"{"pending_max":2}"#).await, (200, String::new()));
+    assert_eq!(world.send("POST", "/v1/schedules", &named("a")).await.status, 201);
+    for (method, path, key, sent, status) in [
+        ("POST", "/v1/schedules", None, named("a"), 409),
+        ("POST", "/v1/schedules?dry_run=true", None, body(""), 200),
+        ("POST", "/v1/schedules?dry_run=true", Some("key-1"), body(""), 200),
+        ("PUT", "/v1/schedules/a", None, body(""), 200),
+        ("PUT", "/v1/schedules/b?dry_run=true", None, body(""), 200),
+        ("PATCH", "/v1/schedules/a", None, r#"{"labels":{"a":"1"}}"#.to_owned(), 200),
+        ("PATCH", "/v1/schedules/a?dry_run=true", None, "{}".to_owned(), 200),
+    ] {
+        for _ in 0..3 {
+            let key = key.map(|key| ("idempotency-key", key));
+            let answer = world.send_if(method, path, &Vec::from_iter(key), &sent).await;
+            assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+        }
+    }
+    for (header, status) in [(("if-none-match", "*"), 412), (("if-match", "*"), 200)] {
+        for _ in 0..3 {
+            let answer = world.send_if("PUT", "/v1/schedules/a", &[header], &body("")).await;
+            assert_eq!(answer.status, status, "{}", answer.body);
+        }
+    }
+    let batch = world.send("POST", "/v1/schedules:batch", &[named("a"), named("a")].join("\n")).await;
+    assert_eq!(batch.body.matches("schedule_exists").count(), 2, "{}", batch.body);
+    assert_eq!(world.send("POST", "/v1/schedules", &named("b")).await.status, 201, "there is room for one more");
+    assert_eq!(world.send("POST", "/v1/schedules", &named("c")).await.text("/quota"), "pending_max");
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn a_new_tenant_has_the_services_quotas_and_pollers_that_follow_them() {
     let world = World::start().await;
     let make = async |body: &str| world.send_as(OPERATOR_KEY, "POST", "/v1/tenants", body).await;

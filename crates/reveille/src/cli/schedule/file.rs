@@ -44,12 +44,18 @@ pub(super) async fn create_all(
     });
     let requests = stream::unfold(read, async |mut read| read.recv().await.map(|request| (request, read)));
     let counted = tell_all(runtime, client, requests, output).await;
-    let (made, refused) = counted.map_err(|(made, error)| {
+    let Told { made, refused, broke_off_at } = counted.map_err(|(made, error)| {
         let refused = explain(client, &error);
         refused.context(format!("it broke off after {made} were made; what was not answered may have been made, too"))
     })?;
     if !output.json {
         console::line(&format!("{made} made, {refused} refused"))?;
+    }
+    if let Some(number) = broke_off_at {
+        bail!(
+            "the server broke off at number {number}: nothing from there on was made, so send that again; of those before, \
+             {refused} were refused, and the others are made"
+        );
     }
     if let Some(error) = broken.lock().expect("no holder of this lock panics").take() {
         return Err(error);
@@ -60,20 +66,32 @@ pub(super) async fn create_all(
     Ok(())
 }
 
-/// How many were made and refused; with the error, how many were made before it.
+/// Codes of a last result that stands for all that was not taken.
+const BREAKS: [&str; 4] = ["batch_too_long", "body_timeout", "body_broken", "invalid_credentials"];
+
+#[derive(Default)]
+struct Told {
+    made: u64,
+    refused: u64,
+    /// The number of the first that the server did not take.
+    broke_off_at: Option<u64>,
+}
+
+/// What became of them; with the error, how many were made before it.
 async fn tell_all(
     runtime: &Runtime,
     client: &Client,
     requests: impl stream::Stream<Item = ScheduleRequest> + Send + 'static,
     output: Output,
-) -> Result<(u64, u64), (u64, Error)> {
-    let (mut made, mut refused) = (0, 0);
+) -> Result<Told, (u64, Error)> {
+    let mut told = Told::default();
     let mut progress = Progress::new(runtime);
     let mut results = client.create_many(requests);
-    while let Some(result) = results.try_next().await.map_err(|error| (made, error))? {
+    while let Some(result) = results.try_next().await.map_err(|error| (told.made, error))? {
         match &result.problem {
-            None => made += 1,
-            Some(_) => refused += 1,
+            None => told.made += 1,
+            Some(problem) if BREAKS.contains(&&*problem.code) => told.broke_off_at = Some(result.line),
+            Some(_) => told.refused += 1,
         }
         // A reader of standard output that has gone away stops nothing.
         let _gone = match (&result.problem, output.json) {
@@ -81,9 +99,13 @@ async fn tell_all(
             (Some(problem), false) => tell_refusal(result.line, problem),
             (None, false) => Ok(()),
         };
-        progress.tell(|| format!("{made} made, {refused} refused"));
+        progress.tell(|| format!("{} made, {} refused", told.made, told.refused));
+        // The connection may end with an error, as not all that was sent is read: that would say less.
+        if told.broke_off_at.is_some() {
+            break;
+        }
     }
-    Ok((made, refused))
+    Ok(told)
 }
 
 fn tell_refusal(number: u64, problem: &Problem) -> anyhow::Result<()> {

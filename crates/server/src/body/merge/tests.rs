@@ -181,6 +181,19 @@ fn what_is_no_change_of_a_schedule_is_refused_with_its_place() {
     assert!(merge(&stored(), b"{\"a\":\"\xff\"}").is_err());
 }
 
+#[test]
+fn a_name_that_is_repeated_is_merged_with_what_is_stored_once() {
+    let mut stored = stored();
+    stored.spec.payload = format!(r#"{{"big":"{}"}}"#, "x".repeat(64 << 10)).into();
+    let change = format!("{{{}}}", vec![r#""payload":{}"#; 1_000].join(","));
+    let Ok(merged) = merge(&stored, change.as_bytes()) else { panic!("it is read only later") };
+    assert!(merged.text.len() < stored.spec.payload.len() + change.len() + 1_000, "{}", merged.text.len());
+
+    stored.spec.payload = Bytes::from_static(br#"{"a":{"x":1}}"#);
+    let Ok(merged) = merge(&stored, br#"{"payload":{"a":{"y":2},"a":{"z":3}}}"#) else { panic!("it is well-formed") };
+    assert!(merged.text.contains(r#"{"a":{"y":2},"a":{"x":1,"z":3}}"#), "{}", merged.text);
+}
+
 /// The examples of RFC 7396, appendix A.
 #[test]
 fn values_are_merged_as_the_rfc_says() {

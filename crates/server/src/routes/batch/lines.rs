@@ -109,11 +109,17 @@ impl Lines {
 
     /// Reads no further; what was not read is answered by `refused`, as one line.
     pub(super) fn stop(&mut self, refused: Refused) {
+        self.end();
+        self.last = Some(refused);
+    }
+
+    /// Reads no further, and gives out nothing more.
+    pub(super) fn end(&mut self) {
         self.held.clear();
         self.searched = 0;
         self.is_skipping = false;
         self.is_body_done = true;
-        self.last = Some(refused);
+        self.last = None;
     }
 
     /// Every line has been given out.
