@@ -95,12 +95,16 @@ async fn handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOv
     Ok(open.into_iter().zip(runs).filter_map(is_open).collect())
 }
 
-/// Takes shards and begins to fire what is due there.
+/// Takes shards and begins to fire what is due there. Nothing, if what they were claimed under is over by now: whoever has them then
+/// would lose them for a moment.
 ///
 /// # Errors
 /// If the store fails; then they are not owned.
 pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<(), StoreError> {
     let _moving = shared.moving.lock().await;
+    if !shared.lease.is_valid(shared.runtime.monotonic()) {
+        return Ok(());
+    }
     let gained = take(shared, shards).await?;
     give(shared, gained).await;
     shared.moved("gained", shards.len());

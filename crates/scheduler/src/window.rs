@@ -62,7 +62,7 @@ pub(crate) struct Entry {
     pub(crate) key: DueKey,
     pub(crate) poller: PollerIndex,
     state: State,
-    /// The key of an earlier attempt of the same occurrence, which was open when this one came.
+    /// The key of an earlier attempt of the same occurrence that is open: the latest of them.
     earlier: Option<EntryId>,
 }
 
@@ -301,8 +301,8 @@ impl Window {
         let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
         let mut earlier = None;
         if let Some(id) = self.index.find(hash, same) {
-            earlier = Some(*id);
             let known = &self.entries[*id as usize];
+            earlier = if known.state == State::Open { Some(*id) } else { known.earlier };
             let is_news = match known.state {
                 // A retry's row may be read before it is told that its attempt is booked.
                 State::Open | State::Resolved => key.attempt > known.key.attempt,
@@ -359,17 +359,11 @@ impl Window {
         let entry = &self.entries[id as usize];
         let occurrence = entry.key.occurrence;
         let same = |other: &EntryId| self.entries[*other as usize].key.occurrence == occurrence;
-        let newest = self.index.find(hash(&occurrence), same).expect("an open key is in the index");
-        if *newest != id {
+        // A later one that is settled already may have left the index.
+        if self.index.find(hash(&occurrence), same) != Some(&id) {
             return MayStart::Superseded;
         }
-        let earlier = entry.earlier.and_then(|earlier| self.entries.get(earlier as usize));
-        // The number may belong to another key by now.
-        let is_open = |earlier: &Entry| earlier.state == State::Open && earlier.key.occurrence == occurrence;
-        match earlier.is_some_and(|earlier| earlier.key.attempt < entry.key.attempt && is_open(earlier)) {
-            true => MayStart::NotYet,
-            false => MayStart::Yes,
-        }
+        if entry.earlier.is_some() { MayStart::NotYet } else { MayStart::Yes }
     }
 
     /// Moves what is due by `now` to the end of `out`, in order.
@@ -412,6 +406,8 @@ impl Window {
         assert_eq!(entry.state, State::Open, "a key is settled once");
         entry.state = state;
         let key = entry.key;
+        self.pass_on(id);
+        let entry = &self.entries[id as usize];
         let poller = self.pollers.get_mut(&entry.poller).expect("the poller of an open key is there");
         let bucket = bucket(key.position);
         let open = poller.open.get_mut(&bucket).expect("the bucket of an open key is there");
@@ -423,6 +419,21 @@ impl Window {
             self.forget(id);
         } else {
             poller.resolved.entry(bucket).or_default().push(id);
+        }
+    }
+
+    /// Who waits for a key that is settled waits for what that waited for.
+    fn pass_on(&mut self, settled: EntryId) {
+        let Entry { key, earlier, .. } = self.entries[settled as usize];
+        let same = |id: &EntryId| self.entries[*id as usize].key.occurrence == key.occurrence;
+        let mut later = self.index.find(hash(&key.occurrence), same).copied();
+        while let Some(id) = later {
+            let waits_for = &mut self.entries[id as usize].earlier;
+            if *waits_for == Some(settled) {
+                *waits_for = earlier;
+                return;
+            }
+            later = *waits_for;
         }
     }
 

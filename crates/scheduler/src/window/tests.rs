@@ -214,6 +214,26 @@ fn a_retry_supersedes_the_attempt_before_it_or_waits_for_its_end() {
     assert_eq!(bench.window.may_start(second), MayStart::Yes);
 }
 
+/// As an owner that starts again reads them, the first of them before the others.
+#[test]
+fn an_attempt_waits_for_all_before_it_though_one_in_between_was_superseded() {
+    let mut bench = Bench::new(10_000);
+    bench.insert(key(1, 300));
+    bench.read_ahead(0);
+    let first = bench.expire(300)[0];
+    assert_eq!(bench.window.may_start(first), MayStart::Yes);
+    let attempt = |attempt: u16| DueKey { position: at(300 + i64::from(attempt)), attempt, ..key(1, 300) };
+    (2..5).for_each(|number| bench.arrive(attempt(number)));
+    let [second, third, fourth] = bench.expire(304)[..] else { panic!("three are due") };
+    for superseded in [third, second] {
+        assert_eq!(bench.window.may_start(superseded), MayStart::Superseded);
+        bench.window.resolve(superseded);
+    }
+    assert_eq!(bench.window.may_start(fourth), MayStart::NotYet, "the first is in flight");
+    bench.window.resolve(first);
+    assert_eq!(bench.window.may_start(fourth), MayStart::Yes);
+}
+
 #[test]
 fn a_deferred_key_comes_back_at_its_later_position_only() {
     let mut bench = Bench::new(10_000);
