@@ -194,6 +194,11 @@ impl Record {
                     let again = takes.iter().find(|later| later.at > took_at);
                     ledger.excuse(*incarnation, take.at..=again.map_or(Duration::MAX, |again| again.at + self.lease));
                 }
+                // Who takes a shard again that nobody else has taken since, lost it to one whose answer never came.
+                let unanswered = takes[..number].iter().any(|one| one.member != take.member && one.took_at.is_none());
+                if unanswered && takes.get(number + 1).is_some_and(|next| next.member == take.member) {
+                    ledger.excuse(*incarnation, take.at..=until);
+                }
                 for one in known.into_iter().chain(more) {
                     let (from, to) = (take.at.max(*one.start()), until.min(*one.end()));
                     if from <= to {
