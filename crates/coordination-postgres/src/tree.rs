@@ -13,21 +13,22 @@ mod rows;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use coordination::tree::session::{self, Session, SessionId};
 use coordination::tree::{
     Acl, Answer, Children, CreateMode, Created, Credentials, Done, Events, Expected, Grant, Identity, Node, NodePath,
-    Op, Permissions, SessionOptions, Stat, Tree, TreeError, Trees, Watch, allows, check_data, check_ops, shown,
+    Op, Permissions, SessionOptions, Stat, Tree, TreeError, Trees, Watch, Watchers, allows, check_data, check_ops,
+    shown,
 };
 use futures_util::future::BoxFuture;
 use postgres_client::Link;
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
 use runtime::{Runtime, TaskSet};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use self::feed::Feed;
 use self::rows::{Asked, Found};
@@ -76,6 +77,10 @@ impl fmt::Debug for PostgresTrees {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "PostgresTrees({})", self.inner.database.server)
     }
+}
+
+fn stopped() -> TreeError {
+    TreeError::Disconnected("this process is stopping".to_owned())
 }
 
 /// Closes what was dropped.
@@ -142,18 +147,32 @@ impl Inner {
     }
 }
 
-/// One session.
 struct PostgresTree {
+    kept: Arc<Kept>,
+    _tasks: TaskSet,
+}
+
+/// One session.
+struct Kept {
     inner: Arc<Inner>,
     session: Session,
     identities: Vec<Identity>,
-    /// The last number of a change of this session; held while one is under way, so that they come in their order.
-    changing: tokio::sync::Mutex<i64>,
-    /// A change was asked for, and not answered: it may still be made.
-    is_unsettled: AtomicBool,
+    changes: mpsc::UnboundedSender<Asking>,
+    /// Changes that were asked for.
+    asked: AtomicU64,
+    /// As many of them are made or never will be; of the others nobody knows.
+    settled: AtomicU64,
     is_closed: AtomicBool,
-    _tasks: TaskSet,
 }
+
+/// A change, and who wants to know.
+struct Asking {
+    steps: Vec<Asked>,
+    answer: oneshot::Sender<Result<Changed, TreeError>>,
+}
+
+/// What a change did; or which step failed.
+type Changed = Result<Vec<Done>, (usize, TreeError)>;
 
 impl PostgresTree {
     fn keep(inner: Arc<Inner>, session: Session, identities: Vec<Identity>) -> Self {
@@ -172,17 +191,22 @@ impl PostgresTree {
             session::keep(&renewing.database.runtime, &kept, ping).await;
             renewing.feed.leave(kept.id());
         });
-        PostgresTree {
+        let (changes, asked) = mpsc::unbounded_channel();
+        let kept = Arc::new(Kept {
             inner,
             session,
             identities,
-            changing: tokio::sync::Mutex::new(0),
-            is_unsettled: AtomicBool::new(false),
+            changes,
+            asked: AtomicU64::new(0),
+            settled: AtomicU64::new(0),
             is_closed: AtomicBool::new(false),
-            _tasks: tasks,
-        }
+        });
+        tasks.spawn("tree changes", kept.clone().make(asked));
+        PostgresTree { kept, _tasks: tasks }
     }
+}
 
+impl Kept {
     /// What `request` answers, unless the session ends first.
     async fn within<T>(&self, request: impl Future<Output = Result<T, TreeError>>) -> Result<T, TreeError> {
         if !self.session.is_valid(self.inner.database.runtime.monotonic()) {
@@ -201,23 +225,38 @@ impl PostgresTree {
         answer
     }
 
-    /// With an error, which step's it is.
-    async fn change(&self, steps: Vec<Asked>) -> Result<Vec<Done>, (usize, TreeError)> {
-        let Inner { database, feed, .. } = &*self.inner;
-        let changed = self.within(async {
-            let mut call = self.changing.lock().await;
-            *call += 1;
-            self.is_unsettled.store(true, Ordering::Release);
-            let changed = rows::Change::new(&self.identities, &steps).ask(database, self.session.id(), *call).await?;
-            // Any that had no answer was before this one, or never comes.
-            self.is_unsettled.store(false, Ordering::Release);
-            if let Ok((zxid, _)) = &changed {
-                // The change was made, whether or not its own events can be had now: a read will want them.
-                drop(feed.catch_up(&self.inner, *zxid).await);
+    /// Makes changes one after the other, in the order in which they were asked for.
+    async fn make(self: Arc<Self>, mut asked: mpsc::UnboundedReceiver<Asking>) {
+        let Kept { inner, session, identities, .. } = &*self;
+        let (mut taken, mut call) = (0, 0);
+        while let Some(Asking { steps, answer }) = asked.recv().await {
+            taken += 1;
+            if answer.is_closed() {
+                continue;
             }
-            Ok(changed)
+            call += 1;
+            let changed = rows::Change::new(identities, &steps).ask(inner, session.id(), call).await;
+            if changed.is_ok() {
+                // Any that had no answer was before this one, or never comes.
+                self.settled.store(taken, Ordering::Release);
+            }
+            if let Ok(Ok((zxid, _))) = &changed {
+                // The change was made, whether or not its own events can be had now: a read will want them.
+                drop(inner.feed.catch_up(inner, *zxid).await);
+            }
+            drop(answer.send(changed.map(|changed| changed.map(|(_, done)| done))));
+        }
+    }
+
+    /// With an error, which step's it is.
+    async fn change(&self, steps: Vec<Asked>) -> Changed {
+        let changed = self.within(async {
+            let (answer, answered) = oneshot::channel();
+            self.asked.fetch_add(1, Ordering::AcqRel);
+            drop(self.changes.send(Asking { steps, answer }));
+            answered.await.unwrap_or_else(|_| Err(stopped()))
         });
-        changed.await.map_err(|error| (0, error))?.map(|(_, done)| done)
+        changed.await.map_err(|error| (0, error))?
     }
 
     /// A change of one step.
@@ -226,34 +265,40 @@ impl PostgresTree {
         done.into_iter().next().ok_or_else(rows::unexpected)
     }
 
+    /// As [`Kept::within`]. Reads wait for one another, but for no caller.
+    fn within_detached<T: Send + 'static>(
+        &self,
+        read: impl Future<Output = Result<T, TreeError>> + Send + 'static,
+    ) -> impl Future<Output = Result<T, TreeError>> {
+        let answer = self.inner.database.runtime.detached("tree read", read);
+        self.within(async { answer.await.unwrap_or_else(|| Err(stopped())) })
+    }
+
     /// What a node is, and what its watches are told of before.
     async fn read(&self, statement: &'static str, path: &NodePath) -> Result<Found, TreeError> {
-        self.within(async {
-            let found = Found::ask(&self.inner, statement, path).await?;
-            self.inner.feed.catch_up(&self.inner, found.zxid).await?;
+        let (inner, path) = (self.inner.clone(), path.clone());
+        self.within_detached(async move {
+            let found = Found::ask(&inner, statement, &path).await?;
+            inner.feed.catch_up(&inner, found.zxid).await?;
             Ok(found)
         })
         .await
     }
 
     /// As [`PostgresTree::read`]; `watch` is what hears of all that happens after it.
-    async fn read_and<W>(
+    async fn read_and<W: Send + 'static>(
         &self,
         statement: &'static str,
         path: &NodePath,
-        watch: impl FnOnce(&mut coordination::tree::Watchers, SessionId) -> W,
+        watch: impl FnOnce(&mut Watchers, SessionId, &NodePath) -> W + Send + 'static,
     ) -> Result<(Found, W), TreeError> {
-        let feed = &self.inner.feed;
-        self.within(async {
-            let mut turn = feed.turn().await;
-            let found = Found::ask(&self.inner, statement, path).await?;
-            if feed.is_past(&turn, found.zxid) {
-                feed.put_back(&mut turn, found.zxid);
-                return Err(TreeError::SessionLost);
-            }
-            feed.fetch(&mut turn, &self.inner, found.zxid).await?;
-            let id = self.session.id();
-            Ok((found, feed.watch(id, |watchers| watch(watchers, id))?))
+        let (inner, id, path) = (self.inner.clone(), self.session.id(), path.clone());
+        self.within_detached(async move {
+            let mut turn = inner.feed.turn().await;
+            let found = Found::ask(&inner, statement, &path).await?;
+            inner.feed.follow(&mut turn, &inner, found.zxid).await?;
+            let watch = inner.feed.watch(id, |watchers| watch(watchers, id, &path))?;
+            Ok((found, watch))
         })
         .await
     }
@@ -267,14 +312,14 @@ impl PostgresTree {
 
 impl Tree for PostgresTree {
     fn session(&self) -> &Session {
-        &self.session
+        &self.kept.session
     }
 
     fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
         let path = path.clone();
         Box::pin(async move {
             check_data(data.len())?;
-            match self.change_one(Asked::Op(Op::Create { path, data, mode, acl })).await? {
+            match self.kept.change_one(Asked::Op(Op::Create { path, data, mode, acl })).await? {
                 Done::Create(created) => Ok(created),
                 _ => Err(rows::unexpected()),
             }
@@ -285,7 +330,7 @@ impl Tree for PostgresTree {
         let path = path.clone();
         Box::pin(async move {
             check_data(data.len())?;
-            match self.change_one(Asked::Op(Op::Set { path, data, expected })).await? {
+            match self.kept.change_one(Asked::Op(Op::Set { path, data, expected })).await? {
                 Done::Set(stat) => Ok(stat),
                 _ => Err(rows::unexpected()),
             }
@@ -294,13 +339,13 @@ impl Tree for PostgresTree {
 
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
         let path = path.clone();
-        Box::pin(async move { self.change_one(Asked::Op(Op::Delete { path, expected })).await.map(drop) })
+        Box::pin(async move { self.kept.change_one(Asked::Op(Op::Delete { path, expected })).await.map(drop) })
     }
 
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
         Box::pin(async move {
             check_ops(&ops)?;
-            let done = self.change(ops.into_iter().map(Asked::Op).collect()).await;
+            let done = self.kept.change(ops.into_iter().map(Asked::Op).collect()).await;
             done.map_err(|(at, error)| match error {
                 TreeError::SessionLost | TreeError::Disconnected(_) => error,
                 of_a_step => TreeError::Multi { at, source: Box::new(of_a_step) },
@@ -310,18 +355,18 @@ impl Tree for PostgresTree {
 
     fn get(&self, path: &NodePath) -> Answer<'_, Node> {
         let path = path.clone();
-        Box::pin(async move { Ok(self.readable(self.read(rows::GET, &path).await?)?.0) })
+        Box::pin(async move { Ok(self.kept.readable(self.kept.read(rows::GET, &path).await?)?.0) })
     }
 
     fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
         let path = path.clone();
-        Box::pin(async move { Ok(self.read(rows::EXISTS, &path).await?.node.map(|node| node.stat)) })
+        Box::pin(async move { Ok(self.kept.read(rows::EXISTS, &path).await?.node.map(|node| node.stat)) })
     }
 
     fn children(&self, path: &NodePath) -> Answer<'_, Children> {
         let path = path.clone();
         Box::pin(async move {
-            let (node, names) = self.readable(self.read(rows::CHILDREN, &path).await?)?;
+            let (node, names) = self.kept.readable(self.kept.read(rows::CHILDREN, &path).await?)?;
             Ok(Children { names, stat: node.stat })
         })
     }
@@ -329,15 +374,15 @@ impl Tree for PostgresTree {
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
         let path = path.clone();
         Box::pin(async move {
-            let (found, watch) = self.read_and(rows::GET, &path, |watchers, id| watchers.node(id, &path)).await?;
-            Ok((self.readable(found)?.0, watch))
+            let (found, watch) = self.kept.read_and(rows::GET, &path, Watchers::node).await?;
+            Ok((self.kept.readable(found)?.0, watch))
         })
     }
 
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
         let path = path.clone();
         Box::pin(async move {
-            let (found, watch) = self.read_and(rows::EXISTS, &path, |watchers, id| watchers.node(id, &path)).await?;
+            let (found, watch) = self.kept.read_and(rows::EXISTS, &path, Watchers::node).await?;
             Ok((found.node.map(|node| node.stat), watch))
         })
     }
@@ -345,40 +390,39 @@ impl Tree for PostgresTree {
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
         let path = path.clone();
         Box::pin(async move {
-            let (found, watch) =
-                self.read_and(rows::CHILDREN, &path, |watchers, id| watchers.children(id, &path)).await?;
-            let (node, names) = self.readable(found)?;
+            let (found, watch) = self.kept.read_and(rows::CHILDREN, &path, Watchers::children).await?;
+            let (node, names) = self.kept.readable(found)?;
             Ok((Children { names, stat: node.stat }, watch))
         })
     }
 
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
         let path = path.clone();
-        Box::pin(async move { Ok(self.read_and(rows::EXISTS, &path, |watchers, id| watchers.all(id, &path)).await?.1) })
+        Box::pin(async move { Ok(self.kept.read_and(rows::EXISTS, &path, Watchers::all).await?.1) })
     }
 
     fn sync(&self) -> Answer<'_, ()> {
         Box::pin(async {
-            if self.is_unsettled.load(Ordering::Acquire) {
-                self.change(Vec::new()).await.map_err(|(_, error)| error)?;
+            if self.kept.asked.load(Ordering::Acquire) != self.kept.settled.load(Ordering::Acquire) {
+                self.kept.change(Vec::new()).await.map_err(|(_, error)| error)?;
             }
-            self.read(rows::EXISTS, &NodePath::root()).await.map(drop)
+            self.kept.read(rows::EXISTS, &NodePath::root()).await.map(drop)
         })
     }
 
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
         let path = path.clone();
         Box::pin(async move {
-            let found = self.read(rows::EXISTS, &path).await?;
+            let found = self.kept.read(rows::EXISTS, &path).await?;
             found.node.ok_or(TreeError::NoNode)?;
-            shown(found.grants, &self.identities)
+            shown(found.grants, &self.kept.identities)
         })
     }
 
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
         let path = path.clone();
         Box::pin(async move {
-            match self.change_one(Asked::SetAcl { path, acl }).await? {
+            match self.kept.change_one(Asked::SetAcl { path, acl }).await? {
                 Done::Set(stat) => Ok(stat),
                 _ => Err(rows::unexpected()),
             }
@@ -387,12 +431,12 @@ impl Tree for PostgresTree {
 
     fn close(&self) -> Answer<'_, ()> {
         Box::pin(async move {
-            self.session.lose();
-            if self.is_closed.load(Ordering::Acquire) {
+            self.kept.session.lose();
+            if self.kept.is_closed.load(Ordering::Acquire) {
                 return Ok(());
             }
-            self.inner.close(self.session.id()).await?;
-            self.is_closed.store(true, Ordering::Release);
+            self.kept.inner.close(self.kept.session.id()).await?;
+            self.kept.is_closed.store(true, Ordering::Release);
             Ok(())
         })
     }
@@ -400,11 +444,11 @@ impl Tree for PostgresTree {
 
 impl Drop for PostgresTree {
     fn drop(&mut self) {
-        self.session.lose();
-        self.inner.feed.leave(self.session.id());
-        if !self.is_closed.load(Ordering::Acquire) {
+        self.kept.session.lose();
+        self.kept.inner.feed.leave(self.kept.session.id());
+        if !self.kept.is_closed.load(Ordering::Acquire) {
             // If too many are waiting, its lease ends it.
-            let _full = self.inner.closing.try_send((self.session.id(), self.inner.clone()));
+            let _full = self.kept.inner.closing.try_send((self.kept.session.id(), self.kept.inner.clone()));
         }
     }
 }

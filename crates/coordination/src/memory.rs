@@ -250,7 +250,7 @@ impl Link {
         if !self.is_cut() {
             return Ok(());
         }
-        self.mended.notified().await;
+        self.open().await;
         Err("in memory, the connection was lost".to_owned())
     }
 }

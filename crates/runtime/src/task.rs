@@ -2,7 +2,8 @@
 
 use std::sync::Mutex;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt as _};
+use tokio::sync::oneshot;
 
 use crate::{Place, Runtime};
 
@@ -71,5 +72,17 @@ impl Runtime {
     /// A task whose owner keeps the handle itself: for many short ones. Prefer [`TaskSet::spawn`].
     pub fn spawn(&self, name: &'static str, future: impl Future<Output = ()> + Send + 'static) -> TaskHandle {
         self.0.spawn(name, Place::Shared, Box::pin(future))
+    }
+    /// What `future` answers, from a task of its own: it goes on while nobody polls for the answer, so no lock that it holds meanwhile keeps
+    /// others waiting for a caller that does something else. If the answer is dropped, it goes on to its end. `None` if the task ended
+    /// without one.
+    pub fn detached<T, F>(&self, name: &'static str, future: F) -> impl Future<Output = Option<T>> + Send + use<T, F>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let (answer, answered) = oneshot::channel();
+        drop(self.spawn(name, async move { drop(answer.send(future.await)) }));
+        answered.map(Result::ok)
     }
 }

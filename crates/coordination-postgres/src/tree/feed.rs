@@ -75,16 +75,20 @@ impl Feed {
         Ok(watch(&mut listeners.watchers))
     }
 
-    /// Whether more was told than happened up to `zxid`.
-    pub(super) fn is_past(&self, turn: &Turn<'_>, zxid: i64) -> bool {
-        turn.zxid > zxid
-    }
-
-    /// To be called by who has the turn: a read was of an earlier state than others before it, so the database was put back in time.
-    pub(super) fn put_back(&self, turn: &mut Turn<'_>, zxid: i64) {
-        tracing::warn!(from = turn.zxid, to = zxid, "the database was put back in time: this process's sessions end");
-        self.lose_all(&mut self.lock());
-        self.reached(turn, Place::after(zxid));
+    /// As [`Feed::fetch`], of a read that was made under this turn: one of an earlier state than others before it shows that the database
+    /// was put back in time.
+    pub(super) async fn follow(&self, turn: &mut Turn<'_>, inner: &Inner, zxid: i64) -> Result<(), TreeError> {
+        if turn.zxid > zxid {
+            tracing::warn!(
+                from = turn.zxid,
+                to = zxid,
+                "the database was put back in time: this process's sessions end"
+            );
+            self.lose_all(&mut self.lock());
+            self.reached(turn, Place::after(zxid));
+            return Err(TreeError::SessionLost);
+        }
+        self.fetch(turn, inner, zxid).await
     }
 
     fn lose_all(&self, listeners: &mut Listeners) {
@@ -101,7 +105,7 @@ impl Feed {
     }
 
     /// Tells what happened up to `to`, and nothing of what happened after it.
-    pub(super) async fn fetch(&self, turn: &mut Turn<'_>, inner: &Inner, to: i64) -> Result<(), TreeError> {
+    async fn fetch(&self, turn: &mut Turn<'_>, inner: &Inner, to: i64) -> Result<(), TreeError> {
         while **turn < Place::after(to) {
             if self.lock().watchers.is_empty() {
                 self.reached(turn, Place::after(to));
@@ -173,13 +177,14 @@ pub(super) async fn run(inner: Weak<Inner>) {
 }
 
 async fn look(inner: &Inner) -> Result<(), TreeError> {
-    let Inner { database, feed, .. } = inner;
+    let mut turn = inner.feed.turn().await;
     let rows = inner.read(rows::LOOK, &[]).await?;
     let row = rows.first().ok_or_else(rows::unexpected)?;
     let (last, is_due) = (row.try_get(0).ok(), row.try_get(1).ok());
-    feed.catch_up(inner, last.ok_or_else(rows::unexpected)?).await?;
+    inner.feed.follow(&mut turn, inner, last.ok_or_else(rows::unexpected)?).await?;
+    drop(turn);
     if is_due.ok_or_else(rows::unexpected)? {
-        let reaped = inner.ask_until_done(&database.work, rows::REAP, &[]).await;
+        let reaped = inner.ask_until_done(&inner.database.work, rows::REAP, &[]).await;
         reaped.inspect_err(|error| tracing::warn!(%error, "sessions that are over cannot be ended now"))?;
     }
     Ok(())

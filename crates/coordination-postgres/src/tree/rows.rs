@@ -9,7 +9,6 @@ use domain::Timestamp;
 use postgres_client::tokio_postgres::Row;
 
 use super::Inner;
-use crate::database::{Database, Dropped};
 
 pub(super) const OPEN: &str = "select reveille_coordination.tree_open($1, $2)";
 pub(super) const RENEW: &str = "select reveille_coordination.tree_renew($1)";
@@ -219,15 +218,14 @@ impl<'a> Change<'a> {
     /// The change's number and what was done, or which step failed; an error if it is not known.
     pub(super) async fn ask(
         &self,
-        database: &Database,
+        inner: &Inner,
         session: SessionId,
         call: i64,
     ) -> Result<Result<(i64, Vec<Done>), (usize, TreeError)>, TreeError> {
         let Change { steps, kinds, paths, parents, datas, versions, modes, lists } = self;
         let parameters: [&(dyn postgres_client::tokio_postgres::types::ToSql + Sync); 9] =
             [&session.0, &call, kinds, paths, parents, datas, versions, modes, lists];
-        let asked = database.ask(&database.work, CHANGE, &parameters, Dropped::Leaves).await;
-        let rows = asked.map_err(|failure| TreeError::Disconnected(failure.to_string()))?;
+        let rows = inner.ask(&inner.database.work, CHANGE, &parameters).await?;
         if let Some(row) = rows.first()
             && let Some(problem) = row.try_get(2).map_err(|_| unexpected())?
         {

@@ -240,11 +240,17 @@ fn after_a_sync_no_change_without_an_answer_is_made() {
         make(&*tree, "/a", CreateMode::Persistent).await.unwrap();
         tree.sync().await.unwrap();
         assert_eq!(last_call().trim(), "1", "nothing is to be settled");
-        let path = node("/b");
-        let dropped = tree.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open);
-        assert!(runtime.timeout(Duration::ZERO, dropped).await.is_none());
+        let (path, other) = (node("/b"), node("/c"));
+        let mut asked = tree.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open);
+        assert!((&mut asked).now_or_never().is_none());
         tree.sync().await.unwrap();
-        assert_eq!(last_call().trim(), "3", "the second is before the third, or never comes");
+        assert_eq!(last_call().trim(), "3", "the second is before the third");
+        assert_eq!(asked.await.unwrap().path, path);
+        let dropped = tree.create(&other, Bytes::new(), CreateMode::Persistent, Acl::Open);
+        assert!(dropped.now_or_never().is_none());
+        tree.sync().await.unwrap();
+        assert_eq!(last_call().trim(), "4", "what nobody waits for before it began is not made");
+        assert_eq!(tree.exists(&other).await.unwrap(), None);
     });
 }
 
@@ -338,5 +344,11 @@ fn who_has_seen_more_than_there_is_starts_anew() {
         sql(&url, "update reveille_coordination.tree set last = last - 2");
         assert_eq!(tree.exists_and_watch(&node("/b")).await.map(drop), Err(TreeError::SessionLost));
         assert_eq!(watch.await, Err(TreeError::SessionLost));
+
+        // Who only waits finds out, too.
+        let waiting = open(&runtime, &url).await;
+        let (_, watch) = waiting.exists_and_watch(&node("/a")).await.unwrap();
+        sql(&url, "update reveille_coordination.tree set last = last - 1");
+        assert_eq!(runtime.timeout(Duration::from_secs(10), watch).await, Some(Err(TreeError::SessionLost)));
     });
 }

@@ -13,8 +13,10 @@ use futures_util::future::FutureExt as _;
 
 use super::Case;
 use super::tree::{Process, Subject};
-use crate::recipes::{Candidate, Client, Held, LeaderSelector, Lock};
-use crate::tree::{Acl, Credentials, Expected, NodePath, SessionOptions, Tree, TreeError, Trees};
+use crate::recipes::{Candidate, Client, Held, Layout, LeaderSelector, Lock, Trust};
+use crate::tree::{
+    Acl, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError, Trees,
+};
 
 suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
     locks {
@@ -33,12 +35,14 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a7_who_has_led_leads_again_at_the_end_of_the_line
         a_task_is_told_that_its_leadership_is_over_and_then_dropped
         a_stop_ends_the_task_and_the_candidacy
+        places_are_laid_out_as_curators
     }
     faults {
         a1_a3_a_dead_leader_knows_before_the_next_one_leads
         a4_a_lost_answer_leaves_no_place_behind
         a6_who_lost_its_session_waits_with_another
         a_wait_goes_on_over_a_connection_that_was_lost
+        a_short_cut_ends_what_is_trusted_until_suspended_and_nothing_else
     }
 }
 

@@ -72,9 +72,10 @@ impl Peer {
 
 /// Looks again and again.
 pub(super) async fn until(runtime: &Runtime, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
-    let limit = runtime.monotonic() + LIMIT;
-    while !is_so().await {
-        assert!(runtime.monotonic() < limit, "it never came: {what}");
-        runtime.sleep(PERIOD).await;
-    }
+    let looking = async {
+        while !is_so().await {
+            runtime.sleep(PERIOD).await;
+        }
+    };
+    runtime.timeout(LIMIT, looking).await.unwrap_or_else(|| panic!("it never came: {what}"));
 }

@@ -82,6 +82,7 @@ suite! { $ dyn Subject, tree_conformance_tests, [conformance::tree];
         a_closed_session_is_lost_for_all_calls
         a_dead_process_knows_before_the_engine_does
         sessions_have_ids_of_their_own
+        requests_whose_answers_nobody_takes_hold_no_others_up
     }
     watches {
         a_watch_on_data_fires_at_a_set_and_at_a_deletion

@@ -12,8 +12,8 @@ use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionOptions, Stat, Tre
 
 /// Between two tries of what the engine did not answer.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Nodes that are made at most for one path: others may take away, as they are empty, those that were.
-const PARENT_TRIES: usize = 50;
+/// Others may take a parent away while it is empty: it is made again so often.
+pub(super) const PARENT_TRIES: usize = 50;
 
 /// A process's way to a tree, over the lives of its sessions. A cheap clone.
 #[derive(Clone)]
@@ -72,15 +72,9 @@ impl Client {
     /// # Errors
     /// As [`Trees::open`].
     pub async fn session(&self) -> Result<Arc<dyn Tree>, TreeError> {
-        let mut current = self.0.current.lock().await;
-        if let Some(tree) = &*current
-            && tree.session().is_valid(self.runtime().monotonic())
-        {
-            return Ok(tree.clone());
-        }
-        let tree = self.0.trees.open(self.0.options.clone()).await?;
-        *current = Some(tree.clone());
-        Ok(tree)
+        let inner = self.0.clone();
+        let opened = self.runtime().detached("tree session", async move { inner.session().await });
+        opened.await.unwrap_or_else(|| Err(TreeError::Disconnected("this process is stopping".to_owned())))
     }
 
     /// Waits until what was dropped is removed, and closes the session. What is held is over.
@@ -89,7 +83,8 @@ impl Client {
     /// As [`Tree::close`].
     pub async fn close(&self) -> Result<(), TreeError> {
         self.0.left.emptied().await;
-        match self.0.current.lock().await.take() {
+        let last = self.0.current.lock().await.take();
+        match last {
             Some(tree) => tree.close().await,
             None => Ok(()),
         }
@@ -114,6 +109,20 @@ impl Client {
         F: Future<Output = Result<T, TreeError>>,
     {
         patiently(self.runtime(), ask).await
+    }
+}
+
+impl Inner {
+    async fn session(&self) -> Result<Arc<dyn Tree>, TreeError> {
+        let mut current = self.current.lock().await;
+        if let Some(tree) = &*current
+            && tree.session().is_valid(self.runtime.monotonic())
+        {
+            return Ok(tree.clone());
+        }
+        let tree = self.trees.open(self.options.clone()).await?;
+        *current = Some(tree.clone());
+        Ok(tree)
     }
 }
 

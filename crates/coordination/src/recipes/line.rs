@@ -6,11 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::client::{Client, Remains, make_containers};
+use super::client::{Client, PARENT_TRIES, Remains, make_containers};
 use crate::tree::{Acl, CreateMode, Expected, NodePath, Sequence, Stat, Tree, TreeError, Watch, Zxid};
-
-/// A parent that others take away as it is empty is made again so often.
-const PARENT_TRIES: usize = 20;
 
 #[derive(Clone, Debug)]
 pub(super) struct Line {

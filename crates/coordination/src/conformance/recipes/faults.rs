@@ -1,11 +1,24 @@
 //! Leaders that die, are cut off, or have no answer.
 
+use futures_util::future::BoxFuture;
+
 use super::*;
 use crate::tree::CreateMode;
 
+/// An acquisition that has its place, the second one.
+async fn behind<'a>(holder: &Peer<'_>, lock: &'a Lock) -> BoxFuture<'a, Result<Held, TreeError>> {
+    let mut waiting = lock.acquire().boxed();
+    until(holder.subject, "both stand in line", async || {
+        assert!((&mut waiting).now_or_never().is_none(), "somebody else holds it");
+        holder.standing("/locks/one").await.len() == 2
+    })
+    .await;
+    waiting
+}
+
 pub(super) async fn a1_a3_a_dead_leader_knows_before_the_next_one_leads(subject: &dyn Subject) {
     let (dying, next) = (Peer::open_short(subject).await, Peer::open(subject).await);
-    for trust in [crate::recipes::Trust::UntilSuspended, crate::recipes::Trust::UntilLost] {
+    for trust in [Trust::UntilSuspended, Trust::UntilLost] {
         let lock = dying.lock().with_trust(trust);
         let held = within(subject, "the lock", lock.acquire()).await.expect("it can be had");
         dying.process.cut(true);
@@ -55,12 +68,7 @@ pub(super) async fn a6_who_lost_its_session_waits_with_another(subject: &dyn Sub
     let held = holder.acquired().await;
     let session = waiter.tree().await.session().clone();
     let lock = waiter.lock();
-    let mut waiting = lock.acquire().boxed();
-    until(subject, "both stand in line", async || {
-        assert!((&mut waiting).now_or_never().is_none(), "somebody else holds it");
-        holder.standing("/locks/one").await.len() == 2
-    })
-    .await;
+    let waiting = behind(&holder, &lock).await;
     waiter.process.cut(true);
     let lost = async {
         session.lost().await;
@@ -87,12 +95,7 @@ pub(super) async fn a_wait_goes_on_over_a_connection_that_was_lost(subject: &dyn
     let held = holder.acquired().await;
     let session = waiter.tree().await.session().id();
     let lock = waiter.lock();
-    let mut waiting = lock.acquire().boxed();
-    until(subject, "both stand in line", async || {
-        assert!((&mut waiting).now_or_never().is_none(), "somebody else holds it");
-        holder.standing("/locks/one").await.len() == 2
-    })
-    .await;
+    let waiting = behind(&holder, &lock).await;
     waiter.process.cut(true);
     // What it waits for happens while it cannot hear of it.
     held.release().await;
@@ -104,4 +107,23 @@ pub(super) async fn a_wait_goes_on_over_a_connection_that_was_lost(subject: &dyn
     acquired.release().await;
     let tree = holder.tree().await;
     tree.create(&path("/after"), Bytes::new(), CreateMode::Persistent, Acl::Open).await.expect("the root is open");
+}
+
+pub(super) async fn a_short_cut_ends_what_is_trusted_until_suspended_and_nothing_else(subject: &dyn Subject) {
+    let options = SessionOptions { timeout: Duration::from_secs(8), credentials: Vec::new() };
+    let peer = Peer::open_with(subject, options).await;
+    let lock = |at: &str, trust| Lock::new(&peer.client, path(at), Acl::Open).with_trust(trust);
+    let (wary, firm) = (lock("/wary", Trust::UntilSuspended), lock("/firm", Trust::UntilLost));
+    let wary = within(subject, "the lock", wary.acquire()).await.expect("it can be had");
+    let firm = within(subject, "the lock", firm.acquire()).await.expect("it can be had");
+    let mut state = peer.tree().await.session().state();
+    peer.process.cut(true);
+    within(subject, "it is over", wary.cancelled()).await;
+    assert!(!wary.is_valid() && firm.is_valid());
+    peer.process.cut(false);
+    let connected = state.wait_for(|state| *state == SessionState::Connected);
+    within(subject, "it is connected again", connected).await.expect("the session lives");
+    assert!(!wary.is_valid() && firm.is_valid(), "what is over stays so");
+    wary.release().await;
+    firm.release().await;
 }

@@ -105,3 +105,20 @@ pub(super) async fn a_stop_ends_the_task_and_the_candidacy(subject: &dyn Subject
     assert_eq!((first_ended, second_ended), (Ok(()), Ok(())));
     until(subject, "nobody stands in line", async || first.participants().await == Ok(Vec::new())).await;
 }
+
+pub(super) async fn places_are_laid_out_as_curators(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    for (layout, name) in [(Layout::Selector, "-lock-"), (Layout::Latch, "-latch-")] {
+        let group = path(&format!("/of{name}"));
+        let candidate = Candidate { acl: Acl::Open, layout, ..Candidate::new("host-7") };
+        let held =
+            within(subject, "it leads", LeaderSelector::new(&peer.client, group.clone(), candidate).lead()).await;
+        let [place] = &peer.standing(group.as_str()).await[..] else { panic!("one stands in line") };
+        let guid = place.strip_prefix("_c_").and_then(|rest| rest.split_once(name)).expect("it is protected").0;
+        assert_eq!(guid.split('-').map(str::len).collect::<Vec<_>>(), [8, 4, 4, 4, 12], "{place}");
+        assert_eq!(Sequence::after(place, name), Some(Sequence(0)), "{place}");
+        let node = peer.tree().await.get(&group.join(place).expect("a name")).await.expect("it is there");
+        assert_eq!(node.data, "host-7");
+        held.expect("it can lead").release().await;
+    }
+}

@@ -1,5 +1,7 @@
 //! Sessions and what goes with them.
 
+use futures_util::future::TryFutureExt as _;
+
 use super::*;
 use crate::tree::SessionState;
 
@@ -81,4 +83,27 @@ pub(super) async fn sessions_have_ids_of_their_own(subject: &dyn Subject) {
     one.tree.close().await.expect("the engine answers");
     let third = Peer::open(subject).await.tree.session().id();
     assert!(third != first && third != second);
+}
+
+/// A caller that does something else meanwhile, in a `select!` say, does not drive what it asked for.
+pub(super) async fn requests_whose_answers_nobody_takes_hold_no_others_up(subject: &dyn Subject) {
+    const COUNT: usize = 100;
+    let peer = Peer::open(subject).await;
+    let (tree, at) = (&peer.tree, peer.make("/a").await.path);
+    let mut asked: Vec<BoxFuture<'_, Result<(), TreeError>>> = Vec::new();
+    for _ in 0..COUNT {
+        asked.push(tree.set(&at, bytes("1"), Expected::Any).map_ok(drop).boxed());
+        asked.push(tree.get(&at).map_ok(drop).boxed());
+        asked.push(tree.children_and_watch(&at).map_ok(drop).boxed());
+        asked.push(tree.watch_all(&at).map_ok(drop).boxed());
+        asked.push(tree.sync().boxed());
+    }
+    asked.retain_mut(|request| request.now_or_never().is_none_or(|answer| answer.is_err()));
+    peer.within("a change is made", tree.set(&at, bytes("2"), Expected::Any)).await.expect("it is there");
+    let (node, watch) = peer.within("a node is read", tree.get_and_watch(&at)).await.expect("it is there");
+    assert_eq!(node.data, "2");
+    peer.set("/a", "3").await;
+    peer.fired(watch).await;
+    let answers = peer.within("all are answered", futures_util::future::join_all(asked)).await;
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
 }
