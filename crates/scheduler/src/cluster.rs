@@ -212,7 +212,8 @@ impl Cluster {
             return;
         }
         match gain(&self.shared, &ours).await {
-            Ok(()) => tracing::info!(shards = ours.len(), "took shards"),
+            Ok(true) => tracing::info!(shards = ours.len(), "took shards"),
+            Ok(false) => tracing::info!(shards = ours.len(), "the session ended before its shards were taken"),
             // They stay claimed, and are taken in the next turn.
             Err(error) => count_store_error(&self.shared.metrics, "take", &error),
         }

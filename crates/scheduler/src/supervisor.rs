@@ -95,20 +95,20 @@ async fn handed_over(shared: &Shared, shards: &[ShardId]) -> Result<Vec<HandedOv
     Ok(open.into_iter().zip(runs).filter_map(is_open).collect())
 }
 
-/// Takes shards and begins to fire what is due there. Nothing, if what they were claimed under is over by now: whoever has them then
-/// would lose them for a moment.
+/// Takes shards and begins to fire what is due there. False if what they were claimed under is over by now, and nothing was taken:
+/// whoever has them then would lose them for a moment.
 ///
 /// # Errors
 /// If the store fails; then they are not owned.
-pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<(), StoreError> {
+pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, StoreError> {
     let _moving = shared.moving.lock().await;
     if !shared.lease.is_valid(shared.runtime.monotonic()) {
-        return Ok(());
+        return Ok(false);
     }
     let gained = take(shared, shards).await?;
     give(shared, gained).await;
     shared.moved("gained", shards.len());
-    Ok(())
+    Ok(true)
 }
 
 /// To the owner that runs now; without one, the next one takes them.

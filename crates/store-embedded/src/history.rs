@@ -119,15 +119,8 @@ impl Historian<'_> {
         horizon: Tick,
         items: &mut Vec<ForgetItem>,
     ) -> Result<u64, StoreError> {
-        // An owner that starts again reads from `done` on, and asks the records whether a row was fired. Reading the row here spares the
-        // thread that applies a wait for the disk.
-        let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(0) };
-        let head = row::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;
-        let done = self.memory.lock().expect("no holder of this lock panics").positions(head.poller).done;
-        if done < horizon.at {
-            return Ok(0);
-        }
         let (mut after, mut stays, mut forgotten) = (None, false, 0);
+        let mut is_done = None;
         loop {
             let runs = self.runs(incarnation, after)?;
             after = runs.last().map(|(of, _)| *of);
@@ -135,6 +128,14 @@ impl Historian<'_> {
             for (of, state) in runs {
                 match self.written(&key::run(&of))? {
                     Some(seen) if seen < horizon.sequence && RunState::is_final(state) => {
+                        // Looked at once something may go: it reads the schedule's row.
+                        let is_done = match is_done {
+                            Some(is_done) => is_done,
+                            None => *is_done.insert(self.is_done(incarnation, horizon)?),
+                        };
+                        if !is_done {
+                            return Ok(forgotten);
+                        }
                         items.push(ForgetItem::Run { of, seen: seen.as_u64() });
                     }
                     _ => stays = true,
@@ -151,6 +152,14 @@ impl Historian<'_> {
             items.extend(seen.map(|seen| ForgetItem::Schedule { incarnation, seen: seen.as_u64(), before }));
         }
         Ok(forgotten)
+    }
+
+    /// Whether its poller is done with all that was due before the horizon: an owner that starts again reads from there on, and asks the
+    /// records whether a row was fired.
+    fn is_done(&self, incarnation: Incarnation, horizon: Tick) -> Result<bool, StoreError> {
+        let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(false) };
+        let head = row::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;
+        Ok(self.memory.lock().expect("no holder of this lock panics").positions(head.poller).done >= horizon.at)
     }
 
     /// A schedule's runs after this one, some at a time.

@@ -24,8 +24,8 @@ use scheduler::{Create, CreateRefusal};
 use store::StoreError;
 use tokio::sync::oneshot;
 
+use super::check_content_type;
 use super::schedules::{may_be_made, never_fires, refuse_create};
-use super::{check_content_type, dry_run};
 use crate::answer;
 use crate::auth::{self, Caller, authenticate};
 use crate::body::read_schedule;
@@ -41,9 +41,6 @@ pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Respo
     let (head, body) = request.into_parts();
     let caller = authenticate(&shared, &head.headers, store::Role::Writer)?;
     check_content_type(&head.headers, NDJSON)?;
-    if dry_run::is_asked(head.uri.query())? {
-        return Err(refuse(Kind::InvalidParameter, "a batch has no dry run; send its lines to POST /v1/schedules"));
-    }
     let lines = Lines::new(body, shared.options.body_bytes_max);
     let batch = Batch { shared, caller, lines, group: Group::default(), under_way: FuturesOrdered::new() };
     let mut response = Response::new(Body::from_stream(batch.into_stream()));
