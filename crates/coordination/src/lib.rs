@@ -25,6 +25,7 @@ pub mod conformance;
 pub mod membership;
 pub mod memory;
 pub mod recipes;
+pub mod ring;
 pub mod tree;
 
 use std::collections::{BTreeMap, BTreeSet};

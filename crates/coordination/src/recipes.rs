@@ -14,13 +14,39 @@
 //! Always true here: nothing of a user's runs while a lock is held, or in a task of the client's; a future that is dropped leaves no node
 //! behind for longer than it takes to remove it.
 
+mod bag;
+mod barrier;
 mod client;
+mod config;
+mod counter;
+mod discovery;
+mod follow;
+mod group;
 mod held;
 mod line;
 mod lock;
+mod node;
+mod presence;
+mod queue;
+mod rolematch;
+mod rwlock;
 mod selector;
+mod semaphore;
+mod yaml;
 
+pub use bag::{Bag, BagChange, BagListener, OwnItem};
+pub use barrier::{Barrier, DoubleBarrier, Entered};
 pub use client::Client;
+pub use config::{Config, Effective, Values};
+pub use counter::Counter;
+pub use discovery::{Discovery, Instance, Instances, Service, Source};
+pub use follow::Followed;
+pub use group::{Group, Members};
 pub use held::{Ended, Held, Leading, Trust};
 pub use lock::Lock;
+pub use presence::{Presence, Seen};
+pub use queue::{Candidacy, LeaderQueue, Position};
+pub use rolematch::{Assignment, Job, Role, RoleMatch};
+pub use rwlock::RwLock;
 pub use selector::{Candidate, Layout, LeaderSelector, Participant};
+pub use semaphore::Semaphore;

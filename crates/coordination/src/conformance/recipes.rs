@@ -1,8 +1,14 @@
 //! What every recipe must do, on every engine: criteria A1 to A8 of this project for leaders and locks. An engine that has the tree's
 //! [`Subject`](super::tree::Subject) writes `coordination::recipe_conformance_tests!(run);` beside it.
 
+mod bags;
+mod configs;
 mod faults;
+mod groups;
+mod lines;
 mod locks;
+mod meetings;
+mod roles;
 mod selectors;
 
 use std::sync::Arc;
@@ -36,6 +42,46 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a_task_is_told_that_its_leadership_is_over_and_then_dropped
         a_stop_ends_the_task_and_the_candidacy
         places_are_laid_out_as_curators
+    }
+    lines {
+        a_queue_is_led_in_the_order_of_joining
+        a_candidate_whose_node_is_taken_away_is_out
+        spare_capacity_is_told
+        a4_a_lost_answer_leaves_no_candidate_behind
+        readers_share_and_a_writer_is_alone
+        a_semaphore_has_so_many_leases
+    }
+    meetings {
+        a_barrier_holds_until_it_is_opened
+        all_enter_and_leave_together
+        every_increment_is_counted
+        what_is_no_counter_is_told
+    }
+    bags {
+        numbers_are_never_given_again
+        items_and_tokens_are_laid_out_as_petting_zoos
+        a_listener_misses_nothing_and_hears_nothing_twice
+        own_items_go_with_their_session_and_all_are_told
+        a_listener_goes_on_in_another_session
+    }
+    roles {
+        each_job_has_one_holder_and_each_holder_one_job
+        jobs_come_and_go_while_applicants_wait
+        a_dead_holders_job_is_open
+    }
+    groups {
+        members_come_and_go
+        a_member_is_seen_again_after_its_session_was_lost
+        a_name_that_is_taken_is_told_and_had_once_it_is_free
+        a_follower_sees_all_that_is_below_and_nothing_stale
+    }
+    configs {
+        an_instances_values_stand_before_its_services
+        what_is_no_configuration_is_told_and_the_last_stays
+        no_older_pair_comes_after_a_newer
+        instances_are_found_while_they_live
+        a_pick_moves_when_its_instance_goes_and_spreads
+        what_is_no_instance_is_passed_over_and_a_rewrite_is_no_gap
     }
     faults {
         a1_a3_a_dead_leader_knows_before_the_next_one_leads

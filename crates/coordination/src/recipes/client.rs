@@ -1,19 +1,18 @@
 //! A process's sessions, and what it leaves behind.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use runtime::{Runtime, TaskSet};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 
-use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionOptions, Stat, Tree, TreeError, Trees};
+use super::node::{Remains, stopped};
+use crate::tree::{SessionOptions, Tree, TreeError, Trees, Zxid};
 
 /// Between two tries of what the engine did not answer.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
-/// Others may take a parent away while it is empty: it is made again so often.
-pub(super) const PARENT_TRIES: usize = 50;
 
 /// A process's way to a tree, over the lives of its sessions. A cheap clone.
 #[derive(Clone)]
@@ -24,7 +23,9 @@ struct Inner {
     trees: Arc<dyn Trees>,
     options: SessionOptions,
     /// The present session; held while one is opened.
-    current: tokio::sync::Mutex<Option<Arc<dyn Tree>>>,
+    current: Mutex<Option<Arc<dyn Tree>>>,
+    /// The last node that was made here without a mark; held while one is made.
+    last_plain: Mutex<Zxid>,
     left: Arc<Left>,
     _tasks: TaskSet,
 }
@@ -32,7 +33,7 @@ struct Inner {
 /// What is to be removed, by the task that does so.
 #[derive(Default)]
 struct Left {
-    queue: Mutex<Queue>,
+    queue: std::sync::Mutex<Queue>,
     added: Notify,
     removed: Notify,
 }
@@ -44,22 +45,14 @@ struct Queue {
     count: usize,
 }
 
-/// A node that may be there, of a session that may live.
-pub(super) struct Remains {
-    pub(super) tree: Arc<dyn Tree>,
-    pub(super) parent: NodePath,
-    /// How its name begins, which no other's does.
-    pub(super) start: String,
-}
-
 impl Client {
     /// Sessions of `trees` are opened as they are needed.
     #[must_use]
     pub fn new(runtime: &Runtime, trees: Arc<dyn Trees>, options: SessionOptions) -> Self {
         let (left, tasks) = (Arc::<Left>::default(), TaskSet::new(runtime));
         tasks.spawn("remains", remove(runtime.clone(), left.clone()));
-        let current = tokio::sync::Mutex::new(None);
-        Client(Arc::new(Inner { runtime: runtime.clone(), trees, options, current, left, _tasks: tasks }))
+        let (runtime, current, last_plain) = (runtime.clone(), Mutex::default(), Mutex::default());
+        Client(Arc::new(Inner { runtime, trees, options, current, last_plain, left, _tasks: tasks }))
     }
 
     #[must_use]
@@ -74,7 +67,7 @@ impl Client {
     pub async fn session(&self) -> Result<Arc<dyn Tree>, TreeError> {
         let inner = self.0.clone();
         let opened = self.runtime().detached("tree session", async move { inner.session().await });
-        opened.await.unwrap_or_else(|| Err(TreeError::Disconnected("this process is stopping".to_owned())))
+        opened.await.unwrap_or_else(|| Err(stopped()))
     }
 
     /// Waits until what was dropped is removed, and closes the session. What is held is over.
@@ -88,6 +81,11 @@ impl Client {
             Some(tree) => tree.close().await,
             None => Ok(()),
         }
+    }
+
+    /// For who makes one, in a task of its own.
+    pub(super) async fn last_plain(&self) -> tokio::sync::MutexGuard<'_, Zxid> {
+        self.0.last_plain.lock().await
     }
 
     /// Before another try.
@@ -127,7 +125,7 @@ impl Inner {
 }
 
 /// The session's end is what it ends with at the latest.
-async fn patiently<T, F>(runtime: &Runtime, ask: impl Fn() -> F) -> Result<T, TreeError>
+pub(super) async fn patiently<T, F>(runtime: &Runtime, ask: impl Fn() -> F) -> Result<T, TreeError>
 where
     F: Future<Output = Result<T, TreeError>>,
 {
@@ -137,23 +135,6 @@ where
             answer => return answer,
         }
     }
-}
-
-/// Makes the node and all above it, as containers: so they go when nobody uses them any more.
-///
-/// # Errors
-/// As [`Tree::create`].
-pub(super) async fn make_containers(tree: &dyn Tree, path: &NodePath, acl: &Acl) -> Result<(), TreeError> {
-    let mut missing = vec![path.clone()];
-    for _ in 0..PARENT_TRIES {
-        let Some(next) = missing.last() else { return Ok(()) };
-        match tree.create(next, bytes::Bytes::new(), CreateMode::Container, acl.clone()).await {
-            Ok(_) | Err(TreeError::NodeExists) => drop(missing.pop()),
-            Err(TreeError::NoNode) => missing.extend(next.parent()),
-            Err(error) => return Err(error),
-        }
-    }
-    Err(TreeError::NoNode)
 }
 
 impl Left {
@@ -196,34 +177,5 @@ async fn remove(runtime: Runtime, left: Arc<Left>) {
             }
             () = left.added.notified() => {}
         }
-    }
-}
-
-impl Remains {
-    /// What belongs to a session that has ended, goes with it.
-    async fn remove(self, runtime: &Runtime) {
-        match patiently(runtime, || self.delete()).await {
-            Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
-            Err(error) => tracing::warn!(parent = %self.parent, %error, "a node of ours stays until its session ends"),
-        }
-    }
-
-    async fn delete(&self) -> Result<(), TreeError> {
-        let (path, _) = self.find().await?.ok_or(TreeError::NoNode)?;
-        self.tree.delete(&path, Expected::Any).await
-    }
-
-    /// The node, if it is there; if not, it does not come later.
-    pub(super) async fn find(&self) -> Result<Option<(NodePath, Stat)>, TreeError> {
-        self.tree.sync().await?;
-        let children = match self.tree.children(&self.parent).await {
-            Ok(children) => children,
-            Err(TreeError::NoNode) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let Some(name) = children.names.iter().find(|name| name.starts_with(&self.start)) else { return Ok(None) };
-        let path = self.parent.join(name).map_err(|error| TreeError::Invalid(error.to_string()))?;
-        let found = self.tree.exists(&path).await?;
-        Ok(found.filter(|stat| stat.owner == Some(self.tree.session().id())).map(|stat| (path, stat)))
     }
 }

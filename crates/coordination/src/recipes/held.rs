@@ -7,7 +7,7 @@ use domain::Term;
 use runtime::TaskSet;
 use tokio_util::sync::CancellationToken;
 
-use super::line::Place;
+use super::node::Owned;
 use crate::tree::session::{Session, SessionState};
 use crate::tree::{Expected, Op, TreeError};
 
@@ -24,7 +24,7 @@ pub enum Trust {
 /// Not shared with anybody, and over when it says so. Dropped, it is given back; [`Held::release`] waits for it.
 #[must_use = "dropped, it is given back"]
 pub struct Held {
-    place: Place,
+    owned: Owned,
     term: Term,
     session: Session,
     over: CancellationToken,
@@ -32,26 +32,36 @@ pub struct Held {
 }
 
 impl Held {
-    /// Of a place whose turn has come.
-    pub(super) async fn of(place: Place, trust: Trust) -> Result<Held, TreeError> {
-        let (session, over) = (place.node().tree.session().clone(), CancellationToken::new());
+    /// What this process has by a node of its own, until that goes.
+    pub(super) async fn of(owned: Owned, trust: Trust) -> Result<Held, TreeError> {
+        Held::until(owned, trust, std::future::pending()).await
+    }
+
+    /// As [`Held::of`], and no longer than until it is `withdrawn`.
+    pub(super) async fn until(
+        owned: Owned,
+        trust: Trust,
+        withdrawn: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<Held, TreeError> {
+        let (session, over) = (owned.node().tree.session().clone(), CancellationToken::new());
         let mut state = session.state();
         let settled = state.wait_for(|state| trust == Trust::UntilLost || *state != SessionState::Suspended).await;
         if settled.map_or(true, |state| state.is_lost()) {
             return Err(TreeError::SessionLost);
         }
-        let watching = TaskSet::new(place.node().client.runtime());
-        let (ended, watched, node) = (over.clone(), session.clone(), place.node().clone());
+        let watching = TaskSet::new(owned.node().client.runtime());
+        let (ended, watched, node) = (over.clone(), session.clone(), owned.node().clone());
         watching.spawn("hold", async move {
             tokio::select! {
                 biased;
                 () = untrusted(&watched, trust) => {}
                 _ = node.gone() => {}
+                () = withdrawn => {}
             }
             ended.cancel();
         });
-        let term = Term(u64::try_from(place.created().0).unwrap_or(0));
-        Ok(Held { place, term, session, over, _watching: watching })
+        let term = Term(u64::try_from(owned.node().created.0).unwrap_or(0));
+        Ok(Held { owned, term, session, over, _watching: watching })
     }
 
     /// Above that of every earlier holder.
@@ -63,7 +73,7 @@ impl Held {
     /// Whether it may be relied on at this moment.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        !self.over.is_cancelled() && self.session.is_valid(self.place.node().client.runtime().monotonic())
+        !self.over.is_cancelled() && self.session.is_valid(self.owned.node().client.runtime().monotonic())
     }
 
     /// Ready when it is over: its node was taken away, or the engine is not heard of.
@@ -80,12 +90,12 @@ impl Held {
     /// The step that makes a multi fail once this is over, even if its writer does not know that yet.
     #[must_use]
     pub fn fence(&self) -> Op {
-        Op::Check { path: self.place.node().path.clone(), expected: Expected::Any }
+        Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any }
     }
 
     /// Gives it back. If the engine does not answer, that goes on in the background.
     pub async fn release(self) {
-        self.place.release().await;
+        self.owned.release().await;
     }
 }
 
@@ -102,7 +112,7 @@ async fn untrusted(session: &Session, trust: Trust) {
 
 impl fmt::Debug for Held {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("path", &self.place.node().path).field("term", &self.term).finish_non_exhaustive()
+        f.debug_struct("Held").field("path", &self.owned.node().path).field("term", &self.term).finish_non_exhaustive()
     }
 }
 
@@ -133,7 +143,7 @@ impl Held {
     where
         F: Future<Output = T>,
     {
-        let (over, runtime) = (self.token(), self.place.node().client.runtime().clone());
+        let (over, runtime) = (self.token(), self.owned.node().client.runtime().clone());
         let mut working = Box::pin(task(Leading { term: self.term, over: over.clone() }));
         let told = async {
             tokio::select! {

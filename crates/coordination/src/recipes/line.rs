@@ -6,32 +6,45 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::client::{Client, PARENT_TRIES, Remains, make_containers};
-use crate::tree::{Acl, CreateMode, Expected, NodePath, Sequence, Stat, Tree, TreeError, Watch, Zxid};
+use super::client::Client;
+use super::node::{NewNode, OwnNode, Owned, Which, guid, join, stopped};
+use crate::tree::{Acl, CreateMode, Node, NodePath, Sequence, Tree, TreeError, Watch};
 
 #[derive(Clone, Debug)]
 pub(super) struct Line {
     pub(super) parent: NodePath,
-    /// What stands before a number: Curator's `lock-`, say.
+    /// What stands before the number of a place that is made here: Curator's `lock-`, say.
     pub(super) name: &'static str,
+    pub(super) naming: Naming,
+    /// What stands before the number of any place in this line.
+    pub(super) names: &'static [&'static str],
     /// Of its places, and of the parents that are missing.
     pub(super) acl: Acl,
 }
 
-/// Dropped, its node is removed.
-pub(super) struct Place {
-    node: OwnNode,
-    line: Line,
-    created: Zxid,
-    /// `None` once it is given back.
-    remains: Option<Remains>,
+/// How a place is known as ours though nobody told us its number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Naming {
+    /// By a mark in its name, as Curator's `ProtectedUtils` has it.
+    Marked,
+    /// It is the last that this session made here. For the sake of that, a process makes one such place at a time.
+    Plain,
 }
 
-#[derive(Clone)]
-pub(super) struct OwnNode {
-    pub(super) client: Client,
-    pub(super) tree: Arc<dyn Tree>,
-    pub(super) path: NodePath,
+/// Whom a place waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Rule {
+    /// Until fewer than so many are before it.
+    Among(usize),
+    /// Until none of this name is before it.
+    After(&'static str),
+}
+
+/// Dropped, its node is removed.
+pub(super) struct Place {
+    owned: Owned,
+    line: Line,
+    rule: Rule,
 }
 
 /// What a place waits for.
@@ -43,88 +56,93 @@ enum Turn {
 }
 
 impl Line {
-    /// Those who stand in line, the first one first. Names that are not of its form are passed over.
-    pub(super) async fn names(&self, tree: &dyn Tree) -> Result<Vec<String>, TreeError> {
-        let children = tree.children(&self.parent).await?;
-        let numbered = |name: String| Some((Sequence::after(&name, self.name)?, name));
-        Ok(in_order(children.names.into_iter().filter_map(numbered).collect()))
+    /// All of one name.
+    pub(super) fn new(parent: NodePath, naming: Naming, names: &'static [&'static str; 1], acl: Acl) -> Self {
+        Line { parent, name: names[0], naming, names, acl }
     }
 
-    /// The last place in it. If the engine does not answer, what may have been made is looked for; given up, it is removed.
-    pub(super) async fn join(&self, client: &Client, data: Bytes) -> Result<Place, TreeError> {
-        let tree = client.session().await?;
-        // As Curator's `ProtectedUtils` has it, so that a node is known to be ours though nobody told us its number.
-        let start = format!("_c_{}-", guid(client.runtime().random_u128()));
-        let path = self.parent.join(&format!("{start}{}", self.name));
-        let path = path.map_err(|error| TreeError::Invalid(error.to_string()))?;
-        let mut unsure =
-            Unsure { client, remains: Some(Remains { tree: tree.clone(), parent: self.parent.clone(), start }) };
-        for _ in 0..PARENT_TRIES {
-            let made = tree.create(&path, data.clone(), CreateMode::EphemeralSequential, self.acl.clone()).await;
-            let made = match made {
-                Ok(created) => Ok(Some((created.path, created.stat))),
-                Err(error) if error.is_retryable() => client.patiently(|| unsure.find()).await,
-                Err(error) => Err(error),
-            };
-            match made {
-                Ok(Some((path, stat))) => {
-                    let remains = unsure.remains.take();
-                    let node = OwnNode { client: client.clone(), tree, path };
-                    return Ok(Place { node, line: self.clone(), created: stat.created, remains });
-                }
-                Ok(None) => {}
-                Err(TreeError::NoNode) => {
-                    client.patiently(|| make_containers(&*tree, &self.parent, &self.acl)).await?;
-                }
-                Err(error) => return Err(error),
+    /// The first one first. Names that are not of its form are passed over.
+    pub(super) fn sorted(&self, names: Vec<String>) -> Vec<String> {
+        let number = |name: &str| self.names.iter().find_map(|prefix| Sequence::after(name, prefix));
+        in_order(names.into_iter().filter_map(|name| Some((number(&name)?, name))).collect())
+    }
+
+    /// Those who stand in line, the first one first.
+    pub(super) async fn names(&self, tree: &dyn Tree) -> Result<Vec<String>, TreeError> {
+        Ok(self.sorted(tree.children(&self.parent).await?.names))
+    }
+
+    /// What those who stand in line brought, the first one first.
+    pub(super) async fn nodes(&self, tree: &dyn Tree) -> Result<Vec<Node>, TreeError> {
+        let names = match self.names(tree).await {
+            Err(TreeError::NoNode) => Vec::new(),
+            names => names?,
+        };
+        let mut nodes = Vec::with_capacity(names.len());
+        for name in names {
+            match tree.get(&join(&self.parent, &name)?).await {
+                // It went meanwhile.
+                Err(TreeError::NoNode) => {}
+                node => nodes.push(node?),
             }
         }
-        Err(TreeError::NoNode)
+        Ok(nodes)
     }
-}
 
-/// A place that may have been made.
-struct Unsure<'a> {
-    client: &'a Client,
-    remains: Option<Remains>,
-}
-
-impl Unsure<'_> {
-    async fn find(&self) -> Result<Option<(NodePath, Stat)>, TreeError> {
-        match &self.remains {
-            Some(remains) => remains.find().await,
-            None => Ok(None),
+    /// The last place in it.
+    ///
+    /// # Errors
+    /// As those of a [`Tree`], but for [`TreeError::Disconnected`], which is seen only if no session can be had.
+    pub(super) async fn join(&self, client: &Client, data: Bytes, rule: Rule) -> Result<Place, TreeError> {
+        let tree = client.session().await?;
+        if self.naming == Naming::Marked {
+            let mark = guid(client.runtime());
+            let name = format!("_c_{mark}-{}", self.name);
+            let owned = self.make(client, &tree, &name, Which::Marked(mark), data).await?;
+            return Ok(Place { owned, line: self.clone(), rule });
         }
+        let (line, client) = (self.clone(), client.clone());
+        let runtime = client.runtime().clone();
+        let made = runtime.detached("place", async move {
+            let mut last = client.last_plain().await;
+            let owned = line.make(&client, &tree, line.name, Which::LastAfter(line.name, *last), data).await?;
+            *last = owned.node().created.max(*last);
+            Ok(Place { owned, line, rule })
+        });
+        made.await.unwrap_or_else(|| Err(stopped()))
     }
-}
 
-impl Drop for Unsure<'_> {
-    fn drop(&mut self) {
-        if let Some(remains) = self.remains.take() {
-            self.client.leave(remains);
-        }
+    async fn make(
+        &self,
+        client: &Client,
+        tree: &Arc<dyn Tree>,
+        name: &str,
+        which: Which,
+        data: Bytes,
+    ) -> Result<Owned, TreeError> {
+        let (parent, acl) = (&self.parent, &self.acl);
+        // Petting Zoo's processes do not expect that a parent goes.
+        let parents = if self.naming == Naming::Marked { CreateMode::Container } else { CreateMode::Persistent };
+        NewNode { parent, parents, name, mode: CreateMode::EphemeralSequential, acl, which }
+            .make(client, tree, data)
+            .await
     }
 }
 
 impl Place {
     pub(super) fn node(&self) -> &OwnNode {
-        &self.node
+        self.owned.node()
     }
 
-    /// Rises from place to place, whatever becomes of the parent in between.
-    pub(super) fn created(&self) -> Zxid {
-        self.created
-    }
-
-    /// Ready when fewer than `places` are before it.
+    /// Ready when it waits for nobody any more.
     ///
     /// # Errors
     /// [`TreeError::NoNode`] if somebody took its node away, [`TreeError::SessionLost`].
-    pub(super) async fn turn(&self, places: usize) -> Result<(), TreeError> {
-        let mut gone = Box::pin(self.node.gone());
+    pub(super) async fn turn(&self) -> Result<(), TreeError> {
+        let mut gone = Box::pin(self.node().gone());
         loop {
             let waiting = async {
-                match self.node.client.patiently(|| self.look(places)).await? {
+                match self.node().client.patiently(|| self.look()).await? {
                     Turn::Come => Ok(true),
                     Turn::After(watch) => watch.await.map(|_| false),
                     Turn::Unsure => Ok(false),
@@ -141,50 +159,30 @@ impl Place {
         }
     }
 
-    async fn look(&self, places: usize) -> Result<Turn, TreeError> {
-        let OwnNode { tree, path, .. } = &self.node;
+    async fn look(&self) -> Result<Turn, TreeError> {
+        let OwnNode { tree, path, .. } = self.node();
         let names = self.line.names(&**tree).await?;
         let at = names.iter().position(|name| name == path.name()).ok_or(TreeError::NoNode)?;
-        let Some(before) = at.checked_sub(places) else { return Ok(Turn::Come) };
-        let before = self.line.parent.join(&names[before]).map_err(|error| TreeError::Invalid(error.to_string()))?;
-        match tree.exists_and_watch(&before).await? {
+        let Some(before) = self.rule.before(&names[..at]) else { return Ok(Turn::Come) };
+        match tree.exists_and_watch(&join(&self.line.parent, before)?).await? {
             (Some(_), watch) => Ok(Turn::After(watch)),
             (None, _) => Ok(Turn::Unsure),
         }
     }
 
-    /// Gives it back. If the engine does not answer, that goes on in the background.
-    pub(super) async fn release(mut self) {
-        if let Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost) =
-            self.node.tree.delete(&self.node.path, Expected::Any).await
-        {
-            self.remains = None;
-        }
+    pub(super) fn into_owned(self) -> Owned {
+        self.owned
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        if let Some(remains) = self.remains.take() {
-            self.node.client.leave(remains);
-        }
-    }
-}
-
-impl OwnNode {
-    /// Ready when it is not there any more, with [`TreeError::NoNode`]; or when its session is lost.
-    pub(super) async fn gone(&self) -> TreeError {
-        loop {
-            let looked = self.client.patiently(|| self.tree.exists_and_watch(&self.path)).await;
-            let ended = match looked {
-                Ok((None, _)) => Err(TreeError::NoNode),
-                Ok((Some(_), watch)) => watch.await.map(drop),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = ended {
-                return error;
-            }
-        }
+impl Rule {
+    /// Whom one waits for who stands behind these.
+    fn before(self, names: &[String]) -> Option<&str> {
+        let before = match self {
+            Rule::Among(places) => names.len().checked_sub(places).and_then(|at| names.get(at)),
+            Rule::After(prefix) => names.iter().rfind(|name| Sequence::after(name, prefix).is_some()),
+        };
+        before.map(String::as_str)
     }
 }
 
@@ -199,14 +197,6 @@ fn in_order(mut numbered: Vec<(Sequence, String)>) -> Vec<String> {
     let first = (0..count).max_by_key(|at| (gap_before(*at), std::cmp::Reverse(*at))).unwrap_or(0);
     numbered.rotate_left(first);
     numbered.into_iter().map(|(_, name)| name).collect()
-}
-
-/// In the form of a UUID of version 4.
-fn guid(random: u128) -> String {
-    let bits = random & !(0xf << 76) | 0x4 << 76;
-    let bits = bits & !(0x3 << 62) | 0x2 << 62;
-    let hex = format!("{bits:032x}");
-    [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]].join("-")
 }
 
 #[cfg(test)]
@@ -239,12 +229,5 @@ mod tests {
             shown.sort_unstable();
             prop_assert_eq!(ordered(&shown), made);
         }
-    }
-
-    #[test]
-    fn a_guid_has_the_form_that_curator_looks_for() {
-        let guid = guid(u128::MAX);
-        assert_eq!(guid, "ffffffff-ffff-4fff-bfff-ffffffffffff");
-        assert_eq!(guid.len(), 36);
     }
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::client::Client;
 use super::held::{Held, Trust};
-use super::line::Line;
+use super::line::{Line, Naming, Rule};
 use crate::tree::{Acl, NodePath, TreeError};
 
 /// A process's way to a lock. Not reentrant: who holds it and asks again waits for itself.
@@ -19,7 +19,7 @@ impl Lock {
     /// `acl` is of the nodes that are made here, and of parents that are missing.
     #[must_use]
     pub fn new(client: &Client, path: NodePath, acl: Acl) -> Self {
-        Lock { client: client.clone(), line: Line { parent: path, name: "lock-", acl }, trust: Trust::default() }
+        Lock { client: client.clone(), line: Line::new(path, Naming::Marked, &["lock-"], acl), trust: Trust::default() }
     }
 
     #[must_use]
@@ -32,17 +32,23 @@ impl Lock {
     /// # Errors
     /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
     pub async fn acquire(&self) -> Result<Held, TreeError> {
-        hold(&self.client, &self.line, self.trust, &Bytes::new()).await
+        hold(&self.client, &self.line, Rule::Among(1), self.trust, &Bytes::new()).await
     }
 }
 
-/// The first place of a line, whatever it takes.
-pub(super) async fn hold(client: &Client, line: &Line, trust: Trust, data: &Bytes) -> Result<Held, TreeError> {
+/// A place of a line whose turn has come, whatever it takes.
+pub(super) async fn hold(
+    client: &Client,
+    line: &Line,
+    rule: Rule,
+    trust: Trust,
+    data: &Bytes,
+) -> Result<Held, TreeError> {
     loop {
         let held = async {
-            let place = client.patiently(|| line.join(client, data.clone())).await?;
-            place.turn(1).await?;
-            Held::of(place, trust).await
+            let place = client.patiently(|| line.join(client, data.clone(), rule)).await?;
+            place.turn().await?;
+            Held::of(place.into_owned(), trust).await
         };
         match held.await {
             // Its node or its session went: another one, at the end.

@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::client::Client;
 use super::held::{Ended, Held, Leading, Trust};
-use super::line::Line;
+use super::line::{Line, Naming, Rule};
 use super::lock::hold;
-use crate::tree::{Acl, NodePath, TreeError};
+use crate::tree::{Acl, Node, NodePath, TreeError};
 
 /// Whose nodes a group has: a group is of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -68,11 +68,11 @@ pub struct LeaderSelector {
 impl LeaderSelector {
     #[must_use]
     pub fn new(client: &Client, group: NodePath, candidate: Candidate) -> Self {
-        let name = match candidate.layout {
-            Layout::Selector => "lock-",
-            Layout::Latch => "latch-",
+        let names = match candidate.layout {
+            Layout::Selector => &["lock-"],
+            Layout::Latch => &["latch-"],
         };
-        let line = Line { parent: group, name, acl: candidate.acl.clone() };
+        let line = Line::new(group, Naming::Marked, names, candidate.acl.clone());
         LeaderSelector { client: client.clone(), line, candidate }
     }
 
@@ -82,7 +82,7 @@ impl LeaderSelector {
     /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
     pub async fn lead(&self) -> Result<Held, TreeError> {
         let data = Bytes::copy_from_slice(self.candidate.id.as_bytes());
-        hold(&self.client, &self.line, self.candidate.trust, &data).await
+        hold(&self.client, &self.line, Rule::Among(1), self.candidate.trust, &data).await
     }
 
     /// Leads again and again, each time with one `task`, which ends when its leadership does; one that ends by itself gives the leadership to
@@ -112,24 +112,12 @@ impl LeaderSelector {
     /// As those of a [`Tree`](crate::tree::Tree).
     pub async fn participants(&self) -> Result<Vec<Participant>, TreeError> {
         let tree = self.client.session().await?;
-        let names = match self.line.names(&*tree).await {
-            Err(TreeError::NoNode) => Vec::new(),
-            names => names?,
+        let standing = self.line.nodes(&*tree).await?.into_iter().enumerate();
+        let participant = |(at, node): (usize, Node)| Participant {
+            id: String::from_utf8_lossy(&node.data).into_owned(),
+            leads: at == 0,
         };
-        let mut participants = Vec::with_capacity(names.len());
-        for name in names {
-            let path = self.line.parent.join(&name).map_err(|error| TreeError::Invalid(error.to_string()))?;
-            match tree.get(&path).await {
-                Ok(node) => {
-                    let id = String::from_utf8_lossy(&node.data).into_owned();
-                    participants.push(Participant { id, leads: participants.is_empty() });
-                }
-                // It went meanwhile.
-                Err(TreeError::NoNode) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(participants)
+        Ok(standing.map(participant).collect())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use coordination::conformance::{Case, tree::Subject};
 use coordination::memory::MemoryOptions;
-use coordination::recipes::{Candidate, Client, LeaderSelector, Leading, Trust};
+use coordination::recipes::{Candidate, Client, Discovery, LeaderSelector, Leading, Service, Source, Trust, Values};
 use coordination::tree::{Acl, NodePath, SessionOptions};
 use domain::Term;
 use runtime::{Runtime, TaskSet};
@@ -102,4 +102,38 @@ fn a1_there_is_never_a_second_leader_whatever_is_cut() {
         });
     }
     assert!(leaderships > 200, "{leaderships}");
+}
+
+#[test]
+fn files_stand_in_for_an_engine_that_cannot_be_reached() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("kestrel")).unwrap();
+    let file = "server_list:\n- {host: a, port: 1}\n- {host: b, port: 2}\n";
+    std::fs::write(folder.path().join("kestrel/platform.yml"), file).unwrap();
+    std::fs::write(folder.path().join("kestrel/bad.yml"), "server_list: 7").unwrap();
+    on_real(async |runtime| {
+        let forest = MemoryForest::new(runtime.clone(), MemoryOptions::default());
+        let (process, other) = (forest.process().await, forest.process().await);
+        let open = |process| Client::new(&runtime, process, SessionOptions::default());
+        let (client, theirs) = (open(process.clone()), open(other));
+        let service = |name: &str| Service { class: "kestrel".to_owned(), name: name.to_owned() };
+        let root = NodePath::new(Discovery::ROOT).unwrap();
+        let discovery = Discovery::new(&client, root.clone(), Acl::Open);
+        let folders = vec![folder.path().join("nowhere"), folder.path().to_owned()];
+        let discovery = discovery.with_files(folders);
+        process.cut(true);
+        let mut found = discovery.follow(&service("platform")).await.unwrap();
+        assert_eq!(found.now().source, Source::Files);
+        let hosts: Vec<_> = found.now().all.iter().map(|instance| instance.payload["host"].clone()).collect();
+        assert_eq!(hosts, ["a", "b"]);
+        process.cut(false);
+        let registered = Discovery::new(&theirs, root, Acl::Open).register(&service("platform"), "k", Values::new());
+        let seen = found.until(|found| found.source == Source::Engine && found.all[0].key == "k");
+        assert!(runtime.timeout(Duration::from_secs(10), seen).await.is_some());
+        drop(registered);
+        let gone = found.until(|found| found.source == Source::Files && found.all.len() == 2);
+        assert!(runtime.timeout(Duration::from_secs(10), gone).await.is_some());
+        // A file that is not understood is as none.
+        assert_eq!(discovery.follow(&service("bad")).await.unwrap().now().source, Source::Engine);
+    });
 }

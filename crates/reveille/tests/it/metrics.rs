@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
-use yaml_rust2::{Yaml, YamlLoader};
 
 use crate::client::one_shot;
 use crate::cluster::Home;
@@ -164,11 +163,11 @@ fn the_board_and_the_alerts_look_at_metrics_that_there_are() {
     let variable = board["templating"]["list"][1]["query"]["query"].as_str().expect("members can be chosen");
     is_known(variable);
 
-    let alerts = YamlLoader::load_from_str(ALERTS).expect("the rules are YAML");
-    let rules = alerts[0]["groups"][0]["rules"].as_vec().expect("there are rules");
+    let alerts: Value = serde_saphyr::from_str(ALERTS).expect("the rules are YAML");
+    let rules = alerts["groups"][0]["rules"].as_array().expect("there are rules");
     let mut names = BTreeSet::new();
     for rule in rules {
-        let text = |yaml: &Yaml| yaml.as_str().unwrap_or_else(|| panic!("{rule:?} lacks something")).to_owned();
+        let text = |value: &Value| value.as_str().unwrap_or_else(|| panic!("{rule:?} lacks something")).to_owned();
         assert!(names.insert(text(&rule["alert"])), "{rule:?} is there twice");
         is_known(&text(&rule["expr"]));
         assert!(["critical", "warning"].contains(&text(&rule["labels"]["severity"]).as_str()));

@@ -1,0 +1,327 @@
+//! What a task keeps up to date from the tree, over the lives of sessions.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::TryFutureExt as _;
+use futures_util::stream::{self, FuturesUnordered, StreamExt as _, TryStreamExt as _};
+use runtime::TaskSet;
+use tokio::sync::watch;
+
+use super::client::Client;
+use super::node::join;
+use crate::tree::{Event, Node, NodePath, SessionState, Tree, TreeError, Watch};
+
+/// Nodes that are read at once.
+const READS: usize = 32;
+
+/// A value that follows what is in the tree, never an older one after a newer. Dropped, it follows no more.
+#[must_use = "dropped, it follows no more"]
+pub struct Followed<T> {
+    value: watch::Receiver<T>,
+    _tasks: TaskSet,
+}
+
+impl<T: Clone + Send + Sync + 'static> Followed<T> {
+    pub(super) fn start<F>(client: &Client, first: T, follow: impl FnOnce(watch::Sender<T>) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (sender, value) = watch::channel(first);
+        let tasks = TaskSet::new(client.runtime());
+        tasks.spawn("follower", follow(sender));
+        Followed { value, _tasks: tasks }
+    }
+
+    /// What `see` makes of each of its values.
+    pub(super) fn map<U>(self, client: &Client, mut see: impl FnMut(&T) -> U + Send + 'static) -> Followed<U>
+    where
+        U: Clone + PartialEq + Send + Sync + 'static,
+    {
+        let mut values = self.receiver();
+        let first = see(&values.borrow_and_update());
+        Followed::start(client, first, |sender| async move {
+            let _followed = self;
+            while values.changed().await.is_ok() {
+                let now = see(&values.borrow_and_update());
+                sender.send_if_modified(|known| {
+                    let is_new = *known != now;
+                    *known = now;
+                    is_new
+                });
+            }
+        })
+    }
+
+    /// As it was known a moment ago.
+    #[must_use]
+    pub fn now(&self) -> T {
+        self.value.borrow().clone()
+    }
+
+    /// Ready when it is another than when this was last ready; never, if it does not change any more.
+    pub async fn changed(&mut self) -> T {
+        match self.value.changed().await {
+            Ok(()) => self.value.borrow_and_update().clone(),
+            Err(_ended) => std::future::pending().await,
+        }
+    }
+
+    /// Ready when it is one that `is_so`; never, if it does not change any more.
+    pub async fn until(&mut self, is_so: impl FnMut(&T) -> bool) -> T {
+        let waited = self.value.wait_for(is_so).await.map(|value| value.clone());
+        match waited {
+            Ok(value) => value,
+            Err(_ended) => std::future::pending().await,
+        }
+    }
+
+    /// For several who look: it ends with this.
+    #[must_use]
+    pub fn receiver(&self) -> watch::Receiver<T> {
+        self.value.clone()
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Followed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Followed").field(&*self.value.borrow()).finish()
+    }
+}
+
+/// The children of `parent`, told to `tell` again and again: at first, and after each change; those of a parent that is not there are none.
+/// Ends as `tell` says so, and else not.
+pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut tell: impl FnMut(Vec<String>) -> bool) {
+    loop {
+        let followed = async {
+            let tree = client.session().await?;
+            loop {
+                let (names, watch) = match tree.children_and_watch(parent).await {
+                    Ok((children, watch)) => (children.names, watch),
+                    Err(TreeError::NoNode) => match tree.exists_and_watch(parent).await? {
+                        (Some(_), _) => continue,
+                        (None, watch) => (Vec::new(), watch),
+                    },
+                    Err(error) => return Err(error),
+                };
+                if !tell(names) {
+                    return Ok(());
+                }
+                watch.await?;
+            }
+        };
+        match followed.await {
+            Ok(()) => return,
+            Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
+            Err(error) => tracing::warn!(%parent, %error, "what is there cannot be read: it is tried again"),
+        }
+        client.pause().await;
+    }
+}
+
+/// What is at a node and below it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Subtree {
+    pub(super) nodes: Arc<BTreeMap<NodePath, Node>>,
+    /// The engine was heard of lately: what it is not told of has not happened.
+    pub(super) is_current: bool,
+}
+
+/// What is followed, without the nodes that this process may not read.
+pub(super) enum Scope {
+    /// A node and all below it: one watch, whatever there is, and one read for each node that changes.
+    Subtree(NodePath),
+    /// A few nodes, each with a watch of its own.
+    Nodes(Vec<NodePath>),
+}
+
+/// Answers after the first look.
+///
+/// # Errors
+/// As those of a [`Tree`], of the first look.
+pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Subtree>, TreeError> {
+    let tree = client.session().await?;
+    let first = match &scope {
+        Scope::Subtree(root) => std::slice::from_ref(root),
+        Scope::Nodes(paths) => paths,
+    };
+    for path in first {
+        // It is asked for again, but whether it may be read at all is told at once.
+        match client.patiently(|| tree.get(path)).await {
+            Ok(_) | Err(TreeError::NoNode | TreeError::SessionLost) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let following = client.clone();
+    let followed = Followed::start(client, Subtree::default(), |sender| async move {
+        loop {
+            let followed = match &scope {
+                Scope::Subtree(root) => follow_subtree(&following, root, &sender).await,
+                Scope::Nodes(paths) => follow_nodes(&following, paths, &sender).await,
+            };
+            match followed {
+                Ok(()) => return,
+                Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
+                Err(error) => tracing::warn!(%error, "what is there cannot be read: it is tried again"),
+            }
+            sender.send_if_modified(|subtree| std::mem::replace(&mut subtree.is_current, false));
+            following.pause().await;
+        }
+    });
+    drop(followed.receiver().wait_for(|subtree| subtree.is_current).await);
+    Ok(followed)
+}
+
+/// In one session, until nobody looks any more.
+async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
+    let tree = client.session().await?;
+    let mut state = tree.session().state();
+    let mut events = tree.watch_all(root).await?;
+    // Its server may know less than the last session's did.
+    tree.sync().await?;
+    let mut all = Some(read_below(&*tree, root).await?);
+    let mut changed = Vec::new();
+    loop {
+        let is_current = *state.borrow_and_update() == SessionState::Connected;
+        publish(sender, is_current, all.take(), &mut changed);
+        let event = tokio::select! {
+            biased;
+            () = sender.closed() => return Ok(()),
+            is_other = state.changed() => match is_other {
+                Ok(()) => continue,
+                Err(_gone) => return Err(TreeError::SessionLost),
+            },
+            event = events.next() => event.ok_or(TreeError::SessionLost)?,
+        };
+        let mut paths = BTreeSet::new();
+        let mut is_gap = false;
+        for event in std::iter::once(event).chain(std::iter::from_fn(|| events.try_next())) {
+            match event {
+                Event::Created(path) | Event::Changed(path) | Event::Deleted(path) => drop(paths.insert(path)),
+                Event::ChildrenChanged(_) | Event::Gap => is_gap = true,
+            }
+        }
+        if is_gap {
+            all = Some(read_below(&*tree, root).await?);
+        } else {
+            let reads = stream::iter(paths.into_iter().map(|path| read_at(&*tree, path))).buffer_unordered(READS);
+            changed = reads.try_collect().await?;
+        }
+    }
+}
+
+/// In one session, until nobody looks any more.
+async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sender<Subtree>) -> Result<(), TreeError> {
+    let tree = client.session().await?;
+    let mut state = tree.session().state();
+    // Its server may know less than the last session's did.
+    tree.sync().await?;
+    let mut watches = FuturesUnordered::new();
+    let mut changed = Vec::new();
+    let mut fired = paths.to_vec();
+    loop {
+        for path in fired.drain(..) {
+            let (node, watch) = read_and_watch(&*tree, &path).await?;
+            changed.push((path.clone(), node));
+            watches.push(watch.map_ok(|_event| path));
+        }
+        let is_current = *state.borrow_and_update() == SessionState::Connected;
+        publish(sender, is_current, None, &mut changed);
+        tokio::select! {
+            biased;
+            () = sender.closed() => return Ok(()),
+            is_other = state.changed() => is_other.map_err(|_gone| TreeError::SessionLost)?,
+            Some(path) = watches.next() => fired.push(path?),
+        }
+    }
+}
+
+async fn read_and_watch(tree: &dyn Tree, path: &NodePath) -> Result<(Option<Node>, Watch), TreeError> {
+    loop {
+        match tree.get_and_watch(path).await {
+            Ok((node, watch)) => return Ok((Some(node), watch)),
+            Err(TreeError::NoNode | TreeError::Forbidden) => {}
+            Err(error) => return Err(error),
+        }
+        let (found, watch) = tree.exists_and_watch(path).await?;
+        let is_closed = async || matches!(tree.get(path).await, Err(TreeError::Forbidden));
+        if found.is_none() || is_closed().await {
+            return Ok((None, watch));
+        }
+    }
+}
+
+fn publish(
+    sender: &watch::Sender<Subtree>,
+    is_current: bool,
+    all: Option<BTreeMap<NodePath, Node>>,
+    changed: &mut Vec<(NodePath, Option<Node>)>,
+) {
+    sender.send_if_modified(|subtree| {
+        let mut is_new = std::mem::replace(&mut subtree.is_current, is_current) != is_current;
+        if let Some(all) = all.filter(|all| *subtree.nodes != *all) {
+            subtree.nodes = Arc::new(all);
+            is_new = true;
+        }
+        for (path, node) in changed.drain(..) {
+            if subtree.nodes.get(&path) == node.as_ref() {
+                continue;
+            }
+            is_new = true;
+            let nodes = Arc::make_mut(&mut subtree.nodes);
+            match node {
+                Some(node) => drop(nodes.insert(path, node)),
+                None => drop(nodes.remove(&path)),
+            }
+        }
+        is_new
+    });
+}
+
+async fn read_at(tree: &dyn Tree, path: NodePath) -> Result<(NodePath, Option<Node>), TreeError> {
+    let node = read(tree, &path).await;
+    node.map(|node| (path, node))
+}
+
+/// `None` if it is not there, or closed to us.
+async fn read(tree: &dyn Tree, path: &NodePath) -> Result<Option<Node>, TreeError> {
+    match tree.get(path).await {
+        Ok(node) => Ok(Some(node)),
+        Err(TreeError::NoNode | TreeError::Forbidden) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+async fn read_below(tree: &dyn Tree, root: &NodePath) -> Result<BTreeMap<NodePath, Node>, TreeError> {
+    let mut found = BTreeMap::new();
+    let mut unread = vec![root.clone()];
+    while !unread.is_empty() {
+        let mut reads = stream::iter(unread.drain(..).map(|path| read_at(tree, path))).buffer_unordered(READS);
+        let mut parents = Vec::new();
+        while let Some((path, node)) = reads.try_next().await? {
+            let Some(node) = node else { continue };
+            if node.stat.children > 0 {
+                parents.push(path.clone());
+            }
+            found.insert(path, node);
+        }
+        drop(reads);
+        let mut lists = stream::iter(parents.into_iter().map(|path| children_of(tree, path))).buffer_unordered(READS);
+        let mut next = Vec::new();
+        while let Some(children) = lists.try_next().await? {
+            next.extend(children);
+        }
+        drop(lists);
+        unread = next;
+    }
+    Ok(found)
+}
+
+async fn children_of(tree: &dyn Tree, parent: NodePath) -> Result<Vec<NodePath>, TreeError> {
+    match tree.children(&parent).await {
+        Ok(children) => children.names.iter().map(|name| join(&parent, name)).collect(),
+        Err(TreeError::NoNode | TreeError::Forbidden) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}

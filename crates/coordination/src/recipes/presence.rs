@@ -1,0 +1,160 @@
+//! A node that stands for this process for as long as it lives, over the lives of its sessions.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use bytes::Bytes;
+use runtime::TaskSet;
+use tokio::sync::watch;
+
+use super::client::Client;
+use super::node::{NewNode, Owned, Which};
+use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError};
+
+/// Whether a process is seen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// It was not yet, or its session was lost and another is being opened.
+    NotNow,
+    Present,
+    /// Somebody else has its name.
+    Taken,
+    /// The engine refuses it, for a reason that stays.
+    Refused(TreeError),
+}
+
+/// Dropped, the node is removed.
+#[must_use = "dropped, this process is not seen any more"]
+pub struct Presence {
+    path: NodePath,
+    data: watch::Sender<Bytes>,
+    seen: watch::Receiver<Seen>,
+    _tasks: TaskSet,
+}
+
+impl Presence {
+    /// Begins to be seen at `path`. `acl` is of the node, and of parents that are missing, which are made as `parents`.
+    pub(super) fn start(client: &Client, path: NodePath, parents: CreateMode, acl: Acl, data: Bytes) -> Self {
+        let (told, seen) = watch::channel(Seen::NotNow);
+        let (data, new) = watch::channel(data);
+        let tasks = TaskSet::new(client.runtime());
+        let keeper = Keeper { client: client.clone(), path: path.clone(), parents, acl, lives: BTreeSet::new() };
+        tasks.spawn("presence", keeper.run(new, told));
+        Presence { path, data, seen, _tasks: tasks }
+    }
+
+    /// As it is now, and every change.
+    #[must_use]
+    pub fn seen(&self) -> watch::Receiver<Seen> {
+        self.seen.clone()
+    }
+
+    /// Waits until it is seen.
+    ///
+    /// # Errors
+    /// If the engine refuses it for a reason that stays.
+    pub async fn present(&self) -> Result<(), TreeError> {
+        let mut seen = self.seen.clone();
+        let settled = seen.wait_for(|seen| matches!(seen, Seen::Present | Seen::Refused(_))).await;
+        match settled.as_deref() {
+            Ok(Seen::Refused(error)) => Err(error.clone()),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// What others see from soon on.
+    pub fn set(&self, data: Bytes) {
+        self.data.send_replace(data);
+    }
+}
+
+impl fmt::Debug for Presence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Presence").field("path", &self.path).field("seen", &*self.seen.borrow()).finish_non_exhaustive()
+    }
+}
+
+struct Keeper {
+    client: Client,
+    path: NodePath,
+    parents: CreateMode,
+    acl: Acl,
+    /// The sessions that it had.
+    lives: BTreeSet<SessionId>,
+}
+
+impl Keeper {
+    async fn run(mut self, mut data: watch::Receiver<Bytes>, told: watch::Sender<Seen>) {
+        loop {
+            match self.be_seen(&mut data, &told).await {
+                Err(TreeError::Disconnected(_) | TreeError::SessionLost | TreeError::NoNode) => {
+                    told.send_replace(Seen::NotNow);
+                }
+                Err(error) => {
+                    tracing::warn!(path = %self.path, %error, "this process cannot be seen: it is tried again");
+                    told.send_replace(Seen::Refused(error));
+                }
+                Ok(never) => match never {},
+            }
+            self.client.pause().await;
+        }
+    }
+
+    /// Until the node is gone.
+    async fn be_seen(
+        &mut self,
+        data: &mut watch::Receiver<Bytes>,
+        told: &watch::Sender<Seen>,
+    ) -> Result<std::convert::Infallible, TreeError> {
+        let owned = self.make(data, told).await?;
+        let node = owned.node();
+        told.send_replace(Seen::Present);
+        let mut gone = Box::pin(node.gone());
+        loop {
+            tokio::select! {
+                biased;
+                gone = &mut gone => return Err(gone),
+                changed = data.changed() => if changed.is_err() {
+                    return Err(gone.await);
+                }
+            }
+            let new = data.borrow_and_update().clone();
+            self.client.patiently(|| node.tree.set(&node.path, new.clone(), Expected::Any)).await?;
+        }
+    }
+
+    async fn make(
+        &mut self,
+        data: &mut watch::Receiver<Bytes>,
+        told: &watch::Sender<Seen>,
+    ) -> Result<Owned, TreeError> {
+        let tree = self.client.session().await?;
+        self.lives.insert(tree.session().id());
+        let parent = self.path.parent().ok_or(TreeError::NodeExists)?;
+        loop {
+            let which = Which::Own(self.path.clone());
+            let (name, mode, acl) = (self.path.name(), CreateMode::Ephemeral, &self.acl);
+            let node = NewNode { parent: &parent, parents: self.parents, name, mode, acl, which };
+            let now = data.borrow_and_update().clone();
+            match node.make(&self.client, &tree, now).await {
+                Err(TreeError::NodeExists) => {}
+                made => return made,
+            }
+            // A session of ours that is over here may not be for the engine yet.
+            match self.client.patiently(|| tree.exists_and_watch(&self.path)).await? {
+                (Some(stat), _) if stat.owner.is_some_and(|owner| self.lives.contains(&owner)) => {
+                    let delete = || tree.delete(&self.path, Expected::Version(stat.version));
+                    match self.client.patiently(delete).await {
+                        Ok(()) | Err(TreeError::NoNode | TreeError::BadVersion) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                (Some(_), watch) => {
+                    told.send_replace(Seen::Taken);
+                    watch.await?;
+                }
+                (None, _) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Jobs that are matched with applicants, one each: seed 001's role match.
+//!
+//! The jobs lie in a [`Bag`], the applicants stand in a [`LeaderQueue`](super::LeaderQueue)'s line. The one at the front takes an open job by a
+//! node of its own session with the job's number, and leaves the line; with that session, or the job, the node goes, and the job is open,
+//! or gone.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use domain::{Term, Timestamp};
+use tokio_util::sync::CancellationToken;
+
+use super::bag::{Bag, id_named};
+use super::client::Client;
+use super::held::{Held, Leading, Trust};
+use super::line::{Line, Naming, Place, Rule};
+use super::node::{Owned, join, make};
+use crate::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, Sequence, Tree, TreeError, Watch};
+
+const ASSIGNMENT: &str = "assignment";
+
+/// A process's way to a role match.
+#[derive(Clone)]
+pub struct RoleMatch {
+    client: Client,
+    jobs: Bag,
+    line: Line,
+    assignments: NodePath,
+    acl: Acl,
+    trust: Trust,
+}
+
+/// A job that this process has.
+#[derive(Debug)]
+#[must_use = "dropped, the job is open"]
+pub struct Role {
+    pub job: Sequence,
+    /// What was put into the bag.
+    pub description: Bytes,
+    /// Over when the job is withdrawn, too.
+    pub held: Held,
+}
+
+/// What a task is told of its job.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub id: Sequence,
+    pub description: Bytes,
+    pub leading: Leading,
+}
+
+/// Who has a job.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Assignment {
+    /// What the applicant said of itself.
+    pub holder: Bytes,
+    /// By the engine's clock.
+    pub since: Timestamp,
+    pub term: Term,
+}
+
+impl RoleMatch {
+    /// `acl` is of the nodes that are made here, and of parents that are missing.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] if the path is too long.
+    pub fn new(client: &Client, path: &NodePath, acl: Acl) -> Result<Self, TreeError> {
+        let queue = join(&join(path, "queue")?, "candidate")?;
+        Ok(RoleMatch {
+            client: client.clone(),
+            jobs: Bag::new(client, &join(path, "jobs")?, acl.clone())?,
+            line: Line::new(queue, Naming::Plain, &["candidate"], acl.clone()),
+            assignments: join(path, ASSIGNMENT)?,
+            acl,
+            trust: Trust::default(),
+        })
+    }
+
+    #[must_use]
+    pub fn with_trust(self, trust: Trust) -> Self {
+        RoleMatch { trust, ..self }
+    }
+
+    /// The jobs, to add to and to withdraw from.
+    #[must_use]
+    pub fn jobs(&self) -> &Bag {
+        &self.jobs
+    }
+
+    /// Waits until it has a job, for as long as it takes, over the ends of sessions; `who` is for all to see. Dropped, it applies no more.
+    ///
+    /// # Errors
+    /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
+    pub async fn apply(&self, who: &Bytes) -> Result<Role, TreeError> {
+        loop {
+            let applied = async {
+                let place = self.client.patiently(|| self.line.join(&self.client, who.clone(), Rule::Among(1))).await?;
+                place.turn().await?;
+                let (job, owned) = self.take_a_job(&place, who).await?;
+                place.into_owned().release().await;
+                self.role(job, owned).await
+            };
+            match applied.await {
+                Err(TreeError::NoNode | TreeError::SessionLost) => self.client.pause().await,
+                role => return role,
+            }
+        }
+    }
+
+    /// Applies again and again, each time with one `task`, which ends when its job is withdrawn or lost; after one that ends by itself the job is
+    /// open, for whoever is next in line, unless the task withdrew it. Until `stop` is cancelled: then the task is told, too, and has `grace`
+    /// to end.
+    ///
+    /// # Errors
+    /// As [`RoleMatch::apply`].
+    pub async fn run<F>(
+        &self,
+        stop: &CancellationToken,
+        who: &Bytes,
+        grace: Duration,
+        mut task: impl FnMut(Job) -> F,
+    ) -> Result<(), TreeError>
+    where
+        F: Future,
+    {
+        while !stop.is_cancelled() {
+            let Role { job: id, description, held } = tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                role = self.apply(who) => role?,
+            };
+            held.run(stop, grace, |leading| task(Job { id, description, leading })).await;
+        }
+        Ok(())
+    }
+
+    /// Who has which job, as the engine saw it a moment ago.
+    ///
+    /// # Errors
+    /// As those of a [`Tree`].
+    pub async fn assignments(&self) -> Result<BTreeMap<Sequence, Assignment>, TreeError> {
+        let tree = self.client.session().await?;
+        let names = match tree.children(&self.assignments).await {
+            Err(TreeError::NoNode) => Vec::new(),
+            children => children?.names,
+        };
+        let mut assignments = BTreeMap::new();
+        for (job, name) in names.iter().filter_map(|name| Some((Sequence::after(name, ASSIGNMENT)?, name))) {
+            match tree.get(&join(&self.assignments, name)?).await {
+                Err(TreeError::NoNode) => {}
+                node => {
+                    let node = node?;
+                    let term = Term(u64::try_from(node.stat.created.0).unwrap_or(0));
+                    let assignment = Assignment { holder: node.data, since: node.stat.created_at, term };
+                    assignments.insert(job, assignment);
+                }
+            }
+        }
+        Ok(assignments)
+    }
+
+    /// At the front of the line: the first open job.
+    async fn take_a_job(&self, place: &Place, who: &Bytes) -> Result<(Sequence, Owned), TreeError> {
+        let tree = &place.node().tree;
+        let mut gone = Box::pin(place.node().gone());
+        loop {
+            let looking = async {
+                let (jobs, jobs_watch) = self.numbers(tree, self.jobs.items(), id_named).await?;
+                let assigned = |name: &str| Sequence::after(name, ASSIGNMENT);
+                let (taken, taken_watch) = self.numbers(tree, &self.assignments, assigned).await?;
+                for job in jobs.iter().filter(|job| !taken.contains(job)) {
+                    if let Some(owned) = self.take(tree, place, *job, who).await? {
+                        return Ok(Some((*job, owned)));
+                    }
+                }
+                tokio::select! {
+                    biased;
+                    fired = jobs_watch => fired?,
+                    fired = taken_watch => fired?,
+                };
+                Ok(None)
+            };
+            let taken = tokio::select! {
+                biased;
+                gone = &mut gone => return Err(gone),
+                taken = looking => taken?,
+            };
+            if let Some(taken) = taken {
+                return Ok(taken);
+            }
+        }
+    }
+
+    /// In order; none if the parent is not there.
+    async fn numbers(
+        &self,
+        tree: &Arc<dyn Tree>,
+        parent: &NodePath,
+        number: impl Fn(&str) -> Option<Sequence>,
+    ) -> Result<(Vec<Sequence>, Watch), TreeError> {
+        loop {
+            match self.client.patiently(|| tree.children_and_watch(parent)).await {
+                Ok((children, watch)) => {
+                    let mut numbers: Vec<_> = children.names.iter().filter_map(|name| number(name)).collect();
+                    numbers.sort_unstable();
+                    return Ok((numbers, watch));
+                }
+                Err(TreeError::NoNode) => make(&self.client, &**tree, parent, Bytes::new(), &self.acl).await?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// `None` if it is not open any more.
+    async fn take(
+        &self,
+        tree: &Arc<dyn Tree>,
+        place: &Place,
+        job: Sequence,
+        who: &Bytes,
+    ) -> Result<Option<Owned>, TreeError> {
+        let path = join(&self.assignments, &format!("{ASSIGNMENT}{job}"))?;
+        let steps = vec![
+            Op::Check { path: self.jobs.path(job)?, expected: Expected::Any },
+            Op::Check { path: place.node().path.clone(), expected: Expected::Any },
+            Op::Create { path: path.clone(), data: who.clone(), mode: CreateMode::Ephemeral, acl: self.acl.clone() },
+        ];
+        let owned = |created| Some(Owned::made(&self.client, tree, path.clone(), created));
+        match tree.multi(steps).await {
+            Ok(done) => match done.last() {
+                Some(Done::Create(made)) => Ok(owned(made.stat.created)),
+                _ => Ok(None),
+            },
+            Err(TreeError::Multi { at: 0, .. }) => Ok(None),
+            Err(TreeError::Multi { at: 2, source }) if *source == TreeError::NodeExists => Ok(None),
+            Err(TreeError::Multi { source, .. }) => Err(*source),
+            Err(error) if error.is_retryable() => {
+                let seen = async || {
+                    tree.sync().await?;
+                    tree.exists(&path).await
+                };
+                let seen = self.client.patiently(seen).await?;
+                let is_ours = |stat: &crate::tree::Stat| stat.owner == Some(tree.session().id());
+                Ok(seen.filter(is_ours).and_then(|stat| owned(stat.created)))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn role(&self, job: Sequence, owned: Owned) -> Result<Role, TreeError> {
+        let (tree, path) = (owned.node().tree.clone(), self.jobs.path(job)?);
+        let item = self.client.patiently(|| tree.get(&path)).await?;
+        let withdrawn = {
+            let client = self.client.clone();
+            async move {
+                while let Ok((Some(_), watch)) = client.patiently(|| tree.exists_and_watch(&path)).await {
+                    if watch.await.is_err() {
+                        return;
+                    }
+                }
+            }
+        };
+        let held = Held::until(owned, self.trust, withdrawn).await?;
+        Ok(Role { job, description: item.data, held })
+    }
+}
+
+impl fmt::Debug for RoleMatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RoleMatch").field("assignments", &self.assignments).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! Maps in nodes that others may have written, by hand or in another language.
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use crate::tree::TreeError;
+
+/// An empty text is an empty map.
+///
+/// # Errors
+/// Why it is none.
+pub(super) fn decode(data: &[u8]) -> Result<Map<String, Value>, String> {
+    let text = std::str::from_utf8(data).map_err(|_| "it is no UTF-8".to_owned())?;
+    if text.trim().is_empty() {
+        return Ok(Map::new());
+    }
+    match serde_saphyr::from_str(text) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(Value::Null) => Ok(Map::new()),
+        Ok(_) => Err("it is YAML, but no map".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// # Errors
+/// [`TreeError::Invalid`] if it cannot be written as YAML.
+pub(super) fn encode(map: &Map<String, Value>) -> Result<Bytes, TreeError> {
+    let text = serde_saphyr::to_string(map);
+    text.map(Bytes::from).map_err(|error| TreeError::Invalid(format!("this cannot be written as YAML: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_petting_zoo_writes_is_read() {
+        let text = "header:\n  metadata: {protocol: memcached, version: 1.0}\n  service_class: kestrel\nhost: localhost\nport: 22133\n";
+        let read = decode(text.as_bytes()).unwrap();
+        assert_eq!(
+            read["header"],
+            json!({"metadata": {"protocol": "memcached", "version": 1.0}, "service_class": "kestrel"})
+        );
+        assert_eq!(read["port"], json!(22_133));
+        assert_eq!(decode(&encode(&read).unwrap()), Ok(read));
+    }
+
+    #[test]
+    fn nothing_and_null_are_empty_and_the_rest_is_told() {
+        assert_eq!((decode(b""), decode(b" \n"), decode(b"null")), (Ok(Map::new()), Ok(Map::new()), Ok(Map::new())));
+        for bad in [&b"[1, 2]"[..], b"text", b"a: [", b"\xff", b"a: 1\na: 2"] {
+            assert!(decode(bad).is_err(), "{}", String::from_utf8_lossy(bad));
+        }
+    }
+
+    /// Whoever may write a node must not be able to stop those who read it.
+    #[test]
+    fn what_grows_when_it_is_read_is_refused() {
+        let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for level in 1..9 {
+            let inner = format!("*a{}", level - 1);
+            bomb += &format!("a{level}: &a{level} [{}]\n", vec![inner; 10].join(", "));
+        }
+        assert!(decode(bomb.as_bytes()).is_err());
+        assert!(decode("[".repeat(100_000).as_bytes()).is_err());
+        assert!(decode(format!("a: {}", "{a: ".repeat(100_000)).as_bytes()).is_err());
+    }
+}
