@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::{Answer, ClaimName, Elector, Follower, Leadership, MemberId, check_replica};
+use coordination::{Answer, ClaimName, Elector, Follower, Leadership, MemberId, check_replica, poll_departures};
 use domain::Term;
 
 use crate::{Inner, millis, unexpected};
@@ -68,5 +68,9 @@ impl Elector for PostgresElector {
             };
             rows.iter().map(follower).collect::<Option<_>>().ok_or_else(|| unexpected("what no replica wrote"))
         })
+    }
+    fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
+        let replica = replica.to_owned();
+        Box::pin(async move { poll_departures(&self.inner.database.runtime, self, &replica, &known).await })
     }
 }

@@ -136,6 +136,7 @@ suite! { $ dyn Subject, conformance_tests, [conformance];
         a_follower_that_resigns_takes_nothing_away
         an_earlier_life_of_a_replica_is_another
         followers_are_those_who_called_lately
+        departures_are_told_to_the_leader_alone
         groups_are_apart
         a_replicas_name_has_a_limit
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use domain::Term;
+use runtime::Runtime;
 
 use crate::{Answer, Member, OwnershipError};
 
@@ -28,13 +29,47 @@ pub trait Elector: Send + Sync + 'static {
 
     /// Every replica that has called lately, the leader among them, by name.
     fn followers(&self) -> Answer<'_, Vec<Follower>>;
+
+    /// For the leader: waits until some of `known`, who were followers, are none any more, and answers who; `None` as soon as `replica` does
+    /// not lead. With what they had to do the leader does what is right.
+    fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>>;
+}
+
+/// How often one looks who has left that is not told.
+const DEPARTURE_PERIOD: Duration = Duration::from_millis(500);
+
+/// For engines: [`Elector::departures`] by looking again and again.
+///
+/// # Errors
+/// As [`Elector::followers`].
+pub async fn poll_departures(
+    runtime: &Runtime,
+    elector: &dyn Elector,
+    replica: &str,
+    known: &[Follower],
+) -> Result<Option<Vec<Follower>>, OwnershipError> {
+    loop {
+        let departed = departed(replica, known, &elector.followers().await?);
+        if departed.as_ref().is_none_or(|departed| !departed.is_empty()) {
+            return Ok(departed);
+        }
+        runtime.sleep(DEPARTURE_PERIOD).await;
+    }
+}
+
+/// Those of `known` that are not among `followers`; `None` if `replica` does not lead them.
+#[must_use]
+pub fn departed(replica: &str, known: &[Follower], followers: &[Follower]) -> Option<Vec<Follower>> {
+    let leads = followers.iter().any(|follower| follower.leads && follower.replica == replica);
+    let is_there = |known: &&Follower| followers.iter().any(|follower| follower.replica == known.replica);
+    leads.then(|| known.iter().filter(|known| !is_there(known)).cloned().collect())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Leadership {
     pub leads: bool,
-    /// Of the present leader, be it the caller or not. Each time the lease is taken anew, and not only extended, the
-    /// term is above every earlier one.
+    /// The caller's, if it leads: each time the lease is taken anew, and not only extended, the term is above every earlier one. Else that of
+    /// the last leader that is known.
     pub term: Term,
 }
 

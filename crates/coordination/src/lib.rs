@@ -34,7 +34,7 @@ use std::time::Duration;
 use domain::{ShardId, Timestamp};
 use futures_util::future::BoxFuture;
 
-pub use elector::{Elector, Follower, Leadership, check_replica};
+pub use elector::{Elector, Follower, Leadership, check_replica, departed, poll_departures};
 pub use error::OwnershipError;
 pub use name::{ClaimName, ClaimNameError, MemberId};
 

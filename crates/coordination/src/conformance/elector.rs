@@ -138,6 +138,23 @@ pub(super) async fn followers_are_those_who_called_lately(subject: &dyn Subject)
     assert_eq!(a.followers().await, Ok(Vec::new()));
 }
 
+pub(super) async fn departures_are_told_to_the_leader_alone(subject: &dyn Subject) {
+    let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
+    let follower = |replica: &str| Follower { replica: replica.to_owned(), leads: false };
+    leads(a, "a").await.expect("nobody else is there");
+    b.is_leader("b", subject.lease()).await.expect("the engine answers");
+    leads(b, "c").await;
+    let known = a.followers().await.expect("the engine answers");
+    assert_eq!(b.departures("c", known.clone()).await, Ok(None), "it does not lead");
+    // One is not heard of any more, one says so.
+    assert_eq!(a.departures("a", known).await, Ok(Some(vec![follower("b")])));
+    let known = a.followers().await.expect("the engine answers");
+    b.resign("c").await.expect("the engine answers");
+    assert_eq!(a.departures("a", known.clone()).await, Ok(Some(vec![follower("c")])));
+    a.resign("a").await.expect("the engine answers");
+    assert_eq!(a.departures("a", known).await, Ok(None), "it leads no longer");
+}
+
 pub(super) async fn groups_are_apart(subject: &dyn Subject) {
     let (jobs, reports) = (subject.elector("jobs").await, subject.elector("reports").await);
     assert!(leads(&jobs, "a").await.is_some());

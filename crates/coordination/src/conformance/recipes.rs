@@ -3,6 +3,7 @@
 
 mod bags;
 mod configs;
+mod electors;
 mod faults;
 mod groups;
 mod lines;
@@ -82,6 +83,12 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         instances_are_found_while_they_live
         a_pick_moves_when_its_instance_goes_and_spreads
         what_is_no_instance_is_passed_over_and_a_rewrite_is_no_gap
+    }
+    electors {
+        of_replicas_one_leads_and_then_the_next
+        departures_are_told_to_the_leader_alone
+        a_replica_that_lost_its_session_stands_again
+        what_an_elector_cannot_do_is_refused
     }
     faults {
         a1_a3_a_dead_leader_knows_before_the_next_one_leads

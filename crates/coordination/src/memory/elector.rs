@@ -9,7 +9,7 @@ use runtime::{Monotonic, Runtime};
 
 use super::{Link, MemoryOptions};
 use crate::elector::check_replica;
-use crate::{Answer, Elector, Follower, LEASE_MAX, Leadership, OwnershipError};
+use crate::{Answer, Elector, Follower, LEASE_MAX, Leadership, OwnershipError, poll_departures};
 
 /// One group, in memory. [`MemoryElector::reopen`] makes the object of another process.
 pub struct MemoryElector {
@@ -108,5 +108,9 @@ impl Elector for MemoryElector {
             let follower = |replica: &Replica| Follower { replica: replica.0.clone(), leads: Some(replica) == leader };
             state.followers.keys().map(follower).collect()
         }))
+    }
+    fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
+        let replica = replica.to_owned();
+        Box::pin(async move { poll_departures(&self.link.runtime, self, &replica, &known).await })
     }
 }

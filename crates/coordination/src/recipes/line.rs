@@ -14,12 +14,20 @@ use crate::tree::{Acl, CreateMode, Node, NodePath, Sequence, Tree, TreeError, Wa
 pub(super) struct Line {
     pub(super) parent: NodePath,
     /// What stands before the number of a place that is made here: Curator's `lock-`, say.
-    pub(super) name: &'static str,
+    pub(super) name: Arc<str>,
     pub(super) naming: Naming,
-    /// What stands before the number of any place in this line.
-    pub(super) names: &'static [&'static str],
+    pub(super) members: Members,
     /// Of its places, and of the parents that are missing.
     pub(super) acl: Acl,
+}
+
+/// Whose places stand in a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Members {
+    /// Those with one of these before the number.
+    Named(&'static [&'static str]),
+    /// All with a number.
+    Numbered,
 }
 
 /// How a place is known as ours though nobody told us its number.
@@ -58,12 +66,15 @@ enum Turn {
 impl Line {
     /// All of one name.
     pub(super) fn new(parent: NodePath, naming: Naming, names: &'static [&'static str; 1], acl: Acl) -> Self {
-        Line { parent, name: names[0], naming, names, acl }
+        Line { parent, name: names[0].into(), naming, members: Members::Named(names), acl }
     }
 
     /// The first one first. Names that are not of its form are passed over.
     pub(super) fn sorted(&self, names: Vec<String>) -> Vec<String> {
-        let number = |name: &str| self.names.iter().find_map(|prefix| Sequence::after(name, prefix));
+        let number = |name: &str| match self.members {
+            Members::Named(names) => names.iter().find_map(|prefix| Sequence::after(name, prefix)),
+            Members::Numbered => Sequence::of(name),
+        };
         in_order(names.into_iter().filter_map(|name| Some((number(&name)?, name))).collect())
     }
 
@@ -105,7 +116,7 @@ impl Line {
         let runtime = client.runtime().clone();
         let made = runtime.detached("place", async move {
             let mut last = client.last_plain().await;
-            let owned = line.make(&client, &tree, line.name, Which::LastAfter(line.name, *last), data).await?;
+            let owned = line.make(&client, &tree, &line.name, Which::LastAfter(line.name.clone(), *last), data).await?;
             *last = owned.node().created.max(*last);
             Ok(Place { owned, line, rule })
         });

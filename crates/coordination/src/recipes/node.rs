@@ -58,7 +58,7 @@ pub(super) enum Which {
     /// With this mark, which no other has.
     Marked(String),
     /// Of this name, and made after that.
-    LastAfter(&'static str, Zxid),
+    LastAfter(Arc<str>, Zxid),
 }
 
 impl NewNode<'_> {
@@ -137,10 +137,8 @@ impl Owned {
 
     /// Gives it back. If the engine does not answer, that goes on in the background.
     pub(super) async fn release(mut self) {
-        let OwnNode { tree, path, is_unique, .. } = &self.node;
-        let deleted =
-            if *is_unique { tree.delete(path, Expected::Any).await } else { self.node.remains().delete().await };
-        self.is_given_back = matches!(deleted, Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost));
+        self.is_given_back =
+            matches!(self.node.remove().await, Ok(()) | Err(TreeError::NoNode | TreeError::SessionLost));
     }
 }
 
@@ -156,6 +154,12 @@ impl OwnNode {
     fn remains(&self) -> Remains {
         let parent = self.path.parent().unwrap_or_else(NodePath::root);
         Remains { tree: self.tree.clone(), parent, which: Which::Made(self.path.clone(), self.created) }
+    }
+
+    /// # Errors
+    /// As those of a [`Tree`]; [`TreeError::NoNode`] if it is gone.
+    pub(super) async fn remove(&self) -> Result<(), TreeError> {
+        if self.is_unique { self.tree.delete(&self.path, Expected::Any).await } else { self.remains().delete().await }
     }
 
     /// Ready when it is not there any more, with [`TreeError::NoNode`]; or when its session is lost.
@@ -219,7 +223,7 @@ impl Which {
         match self {
             Which::Made(path, _) | Which::Own(path) => path.name() == name,
             Which::Marked(mark) => name.strip_prefix("_c_").is_some_and(|rest| rest.starts_with(mark)),
-            Which::LastAfter(prefix, _) => name.starts_with(prefix) && Sequence::after(name, prefix).is_some(),
+            Which::LastAfter(prefix, _) => name.starts_with(&**prefix) && Sequence::after(name, prefix).is_some(),
         }
     }
 

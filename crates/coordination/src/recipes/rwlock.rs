@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::client::Client;
 use super::held::{Held, Trust};
-use super::line::{Line, Naming, Rule};
+use super::line::{Line, Members, Naming, Rule};
 use super::lock::hold;
 use crate::tree::{Acl, NodePath, TreeError};
 
@@ -51,7 +51,8 @@ impl RwLock {
 
     async fn hold(&self, name: &'static str, rule: Rule) -> Result<Held, TreeError> {
         let (parent, acl) = (self.path.clone(), self.acl.clone());
-        let line = Line { parent, name, naming: Naming::Marked, names: &[READ, WRITE], acl };
+        let members = Members::Named(&[READ, WRITE]);
+        let line = Line { parent, name: name.into(), naming: Naming::Marked, members, acl };
         hold(&self.client, &line, rule, self.trust, &Bytes::new()).await
     }
 }

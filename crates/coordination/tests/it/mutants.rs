@@ -38,6 +38,7 @@ enum Bug {
     TextIsCut,
     // Electors.
     AllLead,
+    DeparturesAreNobodys,
     FollowersAreRemembered,
     NameAloneLeads,
     ResignationIsIgnored,
@@ -64,6 +65,7 @@ const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::RenewalHasNoEffect, "a_renewed_session_lives_on"),
     (Bug::TextIsCut, "a_member_with_a_text_that_is_too_long_is_refused"),
     (Bug::AllLead, "of_replicas_that_call_at_once_one_leads"),
+    (Bug::DeparturesAreNobodys, "departures_are_told_to_the_leader_alone"),
     (Bug::FollowersAreRemembered, "followers_are_those_who_called_lately"),
     (Bug::NameAloneLeads, "an_earlier_life_of_a_replica_is_another"),
     (Bug::ResignationIsIgnored, "a_leader_that_resigns_hands_over_at_once"),
@@ -255,5 +257,13 @@ impl Elector for BrokenElector {
 
     fn followers(&self) -> Answer<'_, Vec<Follower>> {
         self.inner.followers()
+    }
+    fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
+        let telling = self.inner.departures(replica, known);
+        let bug = self.bug;
+        Box::pin(telling.map(move |departed| match departed {
+            Ok(Some(_)) if bug == Bug::DeparturesAreNobodys => Ok(Some(Vec::new())),
+            departed => departed,
+        }))
     }
 }
