@@ -13,7 +13,6 @@
 //! which makes a `#[test]` of every case. Cases that have several calls under way poll them together, from one task;
 //! those about the end of a lease wait for it, a fraction of a second.
 
-mod elector;
 mod ownership;
 mod scene;
 
@@ -35,8 +34,23 @@ pub trait Subject: Send + Sync {
         Duration::from_millis(300)
     }
 
+    /// Whether a renewal may ask for a longer lease than the join did.
+    fn leases_may_grow(&self) -> bool {
+        true
+    }
+
     /// As another process opens it: all see the same members and claims.
     fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>>;
+}
+
+/// An engine of electors, with no group that has replicas.
+pub trait ElectorSubject: Send + Sync {
+    fn runtime(&self) -> Runtime;
+
+    /// As that of [`Subject`].
+    fn lease(&self) -> Duration {
+        Duration::from_millis(300)
+    }
 
     /// As another process opens the elector of this group.
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>>;
@@ -127,21 +141,9 @@ suite! { $ dyn Subject, conformance_tests, [conformance];
         the_engines_clock_is_told
         who_waits_for_a_change_is_woken
     }
-    elector {
-        of_replicas_that_call_at_once_one_leads
-        the_leader_goes_on_under_its_term
-        a_lease_that_ended_passes_on_under_a_later_term
-        a_lease_taken_again_has_a_later_term
-        a_leader_that_resigns_hands_over_at_once
-        a_follower_that_resigns_takes_nothing_away
-        an_earlier_life_of_a_replica_is_another
-        followers_are_those_who_called_lately
-        departures_are_told_to_the_leader_alone
-        groups_are_apart
-        a_replicas_name_has_a_limit
-    }
 }
 
-// After the macro that it uses.
+// After the macro that they use.
+pub mod elector;
 pub mod recipes;
 pub mod tree;

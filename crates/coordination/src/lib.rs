@@ -62,7 +62,8 @@ pub trait Ownership: Send + Sync + 'static {
     /// while that session lives, it is a renewal, and the member is seen from then on as it is told here. [`OwnershipError::Refused`] if a text is too long.
     fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen>;
 
-    /// The session lives until `lease` from now by the engine's clock. [`OwnershipError::Lost`] once it has ended.
+    /// The session lives until `lease` from now by the engine's clock. [`OwnershipError::Lost`] once it has ended; [`OwnershipError::Refused`] if
+    /// the lease is longer than the join's, on an engine that grants one for a session's whole life.
     fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen>;
 
     /// Ends the session and its claims at once; harmless if it is gone.

@@ -27,6 +27,7 @@ mod held;
 mod line;
 mod lock;
 mod node;
+mod ownership;
 mod presence;
 mod queue;
 mod rolematch;
@@ -38,17 +39,23 @@ mod yaml;
 pub use bag::{Bag, BagChange, BagListener, OwnItem};
 pub use barrier::{Barrier, DoubleBarrier, Entered};
 pub use client::Client;
-pub use config::{Config, Effective, Values};
+pub use config::{Config, Effective, Overrides, Values};
 pub use counter::Counter;
-pub use discovery::{Discovery, Instance, Instances, Service, Source};
+pub use discovery::{Discovery, Instance, Instances, Registration, Service, Source};
 pub use elector::{Form, TreeElector};
 pub use follow::Followed;
 pub use group::{Group, Members};
 pub use held::{Ended, Held, Leading, Trust};
 pub use lock::Lock;
+pub use ownership::TreeOwnership;
 pub use presence::{Presence, Seen};
 pub use queue::{Candidacy, LeaderQueue, Position};
 pub use rolematch::{Assignment, Job, Role, RoleMatch};
 pub use rwlock::RwLock;
 pub use selector::{Candidate, Layout, LeaderSelector, Participant};
 pub use semaphore::Semaphore;
+
+/// The guide's code is run.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/recipes.md")]
+struct Guide;

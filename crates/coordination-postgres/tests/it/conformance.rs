@@ -1,6 +1,6 @@
 //! The suite, each case in a database of its own.
 
-use coordination::conformance::Case;
+use coordination::conformance::{Case, ElectorSubject};
 
 use crate::support::{Subjected, database, on_real};
 
@@ -9,4 +9,15 @@ coordination::conformance_tests!(run);
 fn run(case: Case) {
     let url = database();
     on_real(async |runtime| case.run(&Subjected { runtime, url }).await);
+}
+
+mod electors {
+    use super::*;
+
+    coordination::elector_conformance_tests!(run);
+
+    fn run(case: Case<dyn ElectorSubject>) {
+        let url = database();
+        on_real(async |runtime| case.run(&Subjected { runtime, url }).await);
+    }
 }

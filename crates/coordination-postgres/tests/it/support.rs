@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use coordination::conformance::Subject;
+use coordination::conformance::{ElectorSubject, Subject};
 use coordination::{ClaimName, Elector, Member, MemberId, Ownership};
 use coordination_postgres::{Options, PostgresCoordination, migrate};
 use engines::postgres::{Postgres, shared};
@@ -75,6 +75,16 @@ impl Subject for Subjected {
 
     fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>> {
         async { Arc::new(open_patiently(&self.runtime, &self.url).await) as Arc<dyn Ownership> }.boxed()
+    }
+}
+
+impl ElectorSubject for Subjected {
+    fn runtime(&self) -> Runtime {
+        self.runtime.clone()
+    }
+
+    fn lease(&self) -> Duration {
+        Subject::lease(self)
     }
 
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {

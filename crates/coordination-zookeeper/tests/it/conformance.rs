@@ -14,10 +14,6 @@ mod one {
 
     coordination::tree_conformance_tests!(run);
 
-    mod recipes {
-        coordination::recipe_conformance_tests!(super::run);
-    }
-
     fn run(case: Case<dyn Subject>) {
         try_out(zookeeper::shared(), case);
     }
@@ -34,5 +30,16 @@ mod three {
 
     fn run(case: Case<dyn Subject>) {
         try_out(ensemble(), case);
+    }
+}
+
+/// Members and claims on an ensemble.
+mod ownership {
+    use super::*;
+
+    coordination::conformance_tests!(run);
+
+    fn run(case: Case<dyn coordination::conformance::Subject>) {
+        on_real(async |runtime| case.run(&Forest::new(runtime, ensemble())).await);
     }
 }

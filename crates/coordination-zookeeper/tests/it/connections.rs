@@ -20,7 +20,7 @@ fn no_watch_is_lost_with_a_connection_and_events_say_that_there_is_a_gap() {
         let root = format!("test-{:032x}", runtime.random_u128());
         let open = async |address: std::net::SocketAddr| {
             let url = ZookeeperUrl::parse(&format!("zookeeper://{address}/{root}")).unwrap();
-            let options = SessionOptions { timeout: Duration::from_secs(6), ..SessionOptions::default() };
+            let options = SessionOptions { timeout: Duration::from_secs(15), ..SessionOptions::default() };
             ZookeeperTrees::new(runtime.clone(), url).open(options).await.unwrap()
         };
         let (tree, other) = (open(proxy.address()).await, open(server).await);

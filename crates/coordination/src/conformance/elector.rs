@@ -5,11 +5,27 @@ use std::sync::Arc;
 use domain::Term;
 use futures_util::future::join_all;
 
-use super::Subject;
 use super::scene::{LONG, until};
+use super::{Case, ElectorSubject};
 use crate::{Elector, Follower, Leadership, Member, OwnershipError};
 
-async fn electors(subject: &dyn Subject, count: usize) -> Vec<Arc<dyn Elector>> {
+suite! { $ dyn ElectorSubject, elector_conformance_tests, [conformance::elector];
+    self {
+        of_replicas_that_call_at_once_one_leads
+        the_leader_goes_on_under_its_term
+        a_lease_that_ended_passes_on_under_a_later_term
+        a_lease_taken_again_has_a_later_term
+        a_leader_that_resigns_hands_over_at_once
+        a_follower_that_resigns_takes_nothing_away
+        an_earlier_life_of_a_replica_is_another
+        followers_are_those_who_called_lately
+        departures_are_told_to_the_leader_alone
+        groups_are_apart
+        a_replicas_name_has_a_limit
+    }
+}
+
+async fn electors(subject: &dyn ElectorSubject, count: usize) -> Vec<Arc<dyn Elector>> {
     let mut electors = Vec::new();
     for _ in 0..count {
         electors.push(subject.elector("jobs").await);
@@ -26,7 +42,7 @@ async fn leads(elector: &Arc<dyn Elector>, replica: &str) -> Option<Term> {
     leads.then_some(term)
 }
 
-pub(super) async fn of_replicas_that_call_at_once_one_leads(subject: &dyn Subject) {
+pub(super) async fn of_replicas_that_call_at_once_one_leads(subject: &dyn ElectorSubject) {
     let electors = electors(subject, 4).await;
     let mut last = None;
     for round in 0..20 {
@@ -44,7 +60,7 @@ pub(super) async fn of_replicas_that_call_at_once_one_leads(subject: &dyn Subjec
     }
 }
 
-pub(super) async fn the_leader_goes_on_under_its_term(subject: &dyn Subject) {
+pub(super) async fn the_leader_goes_on_under_its_term(subject: &dyn ElectorSubject) {
     let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
@@ -57,7 +73,7 @@ pub(super) async fn the_leader_goes_on_under_its_term(subject: &dyn Subject) {
     }
 }
 
-pub(super) async fn a_lease_that_ended_passes_on_under_a_later_term(subject: &dyn Subject) {
+pub(super) async fn a_lease_that_ended_passes_on_under_a_later_term(subject: &dyn ElectorSubject) {
     let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
@@ -78,7 +94,7 @@ pub(super) async fn a_lease_that_ended_passes_on_under_a_later_term(subject: &dy
     }
 }
 
-pub(super) async fn a_lease_taken_again_has_a_later_term(subject: &dyn Subject) {
+pub(super) async fn a_lease_taken_again_has_a_later_term(subject: &dyn ElectorSubject) {
     let short = subject.lease();
     let [a] = &electors(subject, 1).await[..] else { panic!("one elector") };
     let first = a.is_leader("a", short).await.expect("the engine answers");
@@ -89,7 +105,7 @@ pub(super) async fn a_lease_taken_again_has_a_later_term(subject: &dyn Subject) 
     assert!(leads(a, "a").await > Some(second));
 }
 
-pub(super) async fn a_leader_that_resigns_hands_over_at_once(subject: &dyn Subject) {
+pub(super) async fn a_leader_that_resigns_hands_over_at_once(subject: &dyn ElectorSubject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let first = leads(a, "a").await.expect("nobody else is there");
     assert_eq!(leads(b, "b").await, None);
@@ -101,7 +117,7 @@ pub(super) async fn a_leader_that_resigns_hands_over_at_once(subject: &dyn Subje
     assert_eq!(leads(a, "a").await, None);
 }
 
-pub(super) async fn a_follower_that_resigns_takes_nothing_away(subject: &dyn Subject) {
+pub(super) async fn a_follower_that_resigns_takes_nothing_away(subject: &dyn ElectorSubject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let term = leads(a, "a").await;
     assert_eq!(leads(b, "b").await, None);
@@ -112,7 +128,7 @@ pub(super) async fn a_follower_that_resigns_takes_nothing_away(subject: &dyn Sub
     assert_eq!(leads(a, "a").await, term);
 }
 
-pub(super) async fn an_earlier_life_of_a_replica_is_another(subject: &dyn Subject) {
+pub(super) async fn an_earlier_life_of_a_replica_is_another(subject: &dyn ElectorSubject) {
     let [earlier, later] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let first = leads(earlier, "a").await.expect("nobody else is there");
     assert_eq!(leads(later, "a").await, None, "the earlier one may be alive still");
@@ -121,7 +137,7 @@ pub(super) async fn an_earlier_life_of_a_replica_is_another(subject: &dyn Subjec
     assert!(leads(later, "a").await > Some(first));
 }
 
-pub(super) async fn followers_are_those_who_called_lately(subject: &dyn Subject) {
+pub(super) async fn followers_are_those_who_called_lately(subject: &dyn ElectorSubject) {
     let short = subject.lease();
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let runtime = subject.runtime();
@@ -138,7 +154,7 @@ pub(super) async fn followers_are_those_who_called_lately(subject: &dyn Subject)
     assert_eq!(a.followers().await, Ok(Vec::new()));
 }
 
-pub(super) async fn departures_are_told_to_the_leader_alone(subject: &dyn Subject) {
+pub(super) async fn departures_are_told_to_the_leader_alone(subject: &dyn ElectorSubject) {
     let [a, b] = &electors(subject, 2).await[..] else { panic!("two electors") };
     let follower = |replica: &str| Follower { replica: replica.to_owned(), leads: false };
     leads(a, "a").await.expect("nobody else is there");
@@ -155,7 +171,7 @@ pub(super) async fn departures_are_told_to_the_leader_alone(subject: &dyn Subjec
     assert_eq!(a.departures("a", known).await, Ok(None), "it leads no longer");
 }
 
-pub(super) async fn groups_are_apart(subject: &dyn Subject) {
+pub(super) async fn groups_are_apart(subject: &dyn ElectorSubject) {
     let (jobs, reports) = (subject.elector("jobs").await, subject.elector("reports").await);
     assert!(leads(&jobs, "a").await.is_some());
     assert!(leads(&reports, "b").await.is_some());
@@ -165,7 +181,7 @@ pub(super) async fn groups_are_apart(subject: &dyn Subject) {
     assert_eq!(followers, [Follower { replica: "b".to_owned(), leads: true }]);
 }
 
-pub(super) async fn a_replicas_name_has_a_limit(subject: &dyn Subject) {
+pub(super) async fn a_replicas_name_has_a_limit(subject: &dyn ElectorSubject) {
     let elector = subject.elector("jobs").await;
     for replica in [String::new(), "a".repeat(Member::TEXT_LEN_MAX + 1), "a\0b".to_owned()] {
         let refused = elector.is_leader(&replica, LONG).await;

@@ -36,6 +36,9 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a5_a_hand_over_takes_as_many_requests_however_many_wait
         strangers_have_no_hand_in_it
         without_credentials_a_closed_lock_is_refused
+        names_of_others_in_a_line_are_passed_over
+        who_waits_does_so_again_when_the_line_is_taken_away
+        a_late_release_takes_away_no_later_hold
     }
     selectors {
         the_leader_is_first_and_the_next_follows
@@ -55,6 +58,8 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
     meetings {
         a_barrier_holds_until_it_is_opened
         all_enter_and_leave_together
+        who_is_slow_to_leave_holds_no_later_round_up
+        what_an_earlier_round_left_lets_nobody_in
         every_increment_is_counted
         what_is_no_counter_is_told
     }
@@ -64,11 +69,14 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a_listener_misses_nothing_and_hears_nothing_twice
         own_items_go_with_their_session_and_all_are_told
         a_listener_goes_on_in_another_session
+        a_bag_that_is_made_anew_is_told_anew
     }
     roles {
         each_job_has_one_holder_and_each_holder_one_job
         jobs_come_and_go_while_applicants_wait
         a_dead_holders_job_is_open
+        an_application_that_is_dropped_leaves_no_holder
+        a_holders_fence_is_its_own
     }
     groups {
         members_come_and_go

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use super::client::Client;
 use super::line::{Line, Naming, Rule};
 use super::node::{Owned, delete, join, make};
-use crate::tree::{Acl, CreateMode, Event, NodePath, Sequence, Tree, TreeError};
+use crate::tree::{Acl, CreateMode, Event, NodePath, Sequence, Tree, TreeError, Zxid};
 
 const ITEM: &str = "item";
 const TOKEN: &str = "token";
@@ -72,7 +72,7 @@ impl Bag {
         let create = || tree.create(&item, data.clone(), CreateMode::PersistentSequential, self.acl.clone());
         let made = match create().await {
             Err(TreeError::NoNode) => {
-                make(&self.client, &*tree, &self.items, Bytes::new(), &self.acl).await?;
+                make(&self.client, &*tree, &self.items, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
                 create().await?
             }
             made => made?,
@@ -98,7 +98,7 @@ impl Bag {
     async fn tell(&self, tree: &dyn Tree, id: Sequence) {
         let telling = async {
             let token = join(&self.tokens, &format!("{TOKEN}{id}"))?;
-            make(&self.client, tree, &token, Bytes::new(), &self.acl).await?;
+            make(&self.client, tree, &token, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
             for name in tree.children(&self.tokens).await?.names {
                 if Sequence::after(&name, TOKEN).is_some_and(|other| other < id) {
                     delete(&self.client, tree, &join(&self.tokens, &name)?).await?;
@@ -143,7 +143,7 @@ impl Bag {
     /// As those of a [`Tree`].
     pub async fn ids(&self) -> Result<BTreeSet<Sequence>, TreeError> {
         let tree = self.client.session().await?;
-        list(&*tree, &self.items).await
+        Ok(list(&*tree, &self.items).await?.ids)
     }
 
     /// Listens: what is in now, and every change from then on.
@@ -152,7 +152,7 @@ impl Bag {
     /// As those of a [`Tree`].
     pub async fn listen(&self) -> Result<BagListener, TreeError> {
         let first = Listening::begin(&self.client, &self.items).await?;
-        let present = first.known.clone();
+        let present = first.listed.ids.clone();
         let (sender, changes) = mpsc::channel(WAITING_MAX);
         let tasks = TaskSet::new(self.client.runtime());
         tasks.spawn("bag listener", listen(self.client.clone(), self.items.clone(), first, sender));
@@ -176,12 +176,23 @@ pub(super) fn id_named(name: &str) -> Option<Sequence> {
     name.strip_prefix(ITEM).and_then(|_| Sequence::after(name, ITEM))
 }
 
-async fn list(tree: &dyn Tree, items: &NodePath) -> Result<BTreeSet<Sequence>, TreeError> {
+async fn list(tree: &dyn Tree, items: &NodePath) -> Result<Listed, TreeError> {
     match tree.children(items).await {
-        Ok(children) => Ok(children.names.iter().filter_map(|name| id_named(name)).collect()),
-        Err(TreeError::NoNode) => Ok(BTreeSet::new()),
+        Ok(children) => {
+            let ids = children.names.iter().filter_map(|name| id_named(name)).collect();
+            Ok(Listed { ids, made: Some(children.stat.created) })
+        }
+        Err(TreeError::NoNode) => Ok(Listed::default()),
         Err(error) => Err(error),
     }
+}
+
+/// What is in a bag.
+#[derive(Default)]
+struct Listed {
+    ids: BTreeSet<Sequence>,
+    /// When the parent of the items was: who makes it anew counts from zero again.
+    made: Option<Zxid>,
 }
 
 impl OwnItem {
@@ -222,21 +233,24 @@ impl BagListener {
 struct Listening {
     tree: Arc<dyn Tree>,
     events: crate::tree::Events,
-    known: BTreeSet<Sequence>,
+    listed: Listed,
 }
 
 impl Listening {
     async fn begin(client: &Client, items: &NodePath) -> Result<Self, TreeError> {
         let tree = client.session().await?;
         let events = client.patiently(|| tree.watch_all(items)).await?;
-        let known = client.patiently(|| list(&*tree, items)).await?;
-        Ok(Listening { tree, events, known })
+        // Its server may know less than the last session's did.
+        client.patiently(|| tree.sync()).await?;
+        let listed = client.patiently(|| list(&*tree, items)).await?;
+        Ok(Listening { tree, events, listed })
     }
 }
 
 /// Until nobody listens any more.
 async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc::Sender<BagChange>) {
-    let mut told = Told { last: first.known.last().copied(), known: first.known.clone() };
+    let mut told = Told::default();
+    drop(told.become_all(&first.listed));
     let mut next = Some(first);
     while !changes.is_closed() {
         let begun = match next.take() {
@@ -251,10 +265,12 @@ async fn listen(client: Client, items: NodePath, first: Listening, changes: mpsc
     }
 }
 
+#[derive(Default)]
 struct Told {
     known: BTreeSet<Sequence>,
-    /// The greatest number of all that was ever in: what comes later is above it.
+    /// The last number of all that was ever in: what comes later is after it.
     last: Option<Sequence>,
+    made: Option<Zxid>,
 }
 
 impl Told {
@@ -266,8 +282,8 @@ impl Told {
         listening: Listening,
         changes: &mpsc::Sender<BagChange>,
     ) {
-        let Listening { tree, mut events, known } = listening;
-        let mut now = Some(known);
+        let Listening { tree, mut events, listed } = listening;
+        let mut now = Some(listed);
         loop {
             for change in now.take().map_or_else(Vec::new, |now| self.become_all(&now)) {
                 if changes.send(change).await.is_err() {
@@ -280,6 +296,14 @@ impl Told {
                 event = events.next() => event,
             };
             let change = match event {
+                // With it numbers begin anew: it is listed.
+                Some(Event::Created(path)) if path == *items => {
+                    match client.patiently(|| list(&*tree, items)).await {
+                        Ok(all) => now = Some(all),
+                        Err(_lost) => return,
+                    }
+                    None
+                }
                 Some(Event::Created(path)) => self.added(items, &path),
                 Some(Event::Deleted(path)) => self.removed(items, &path),
                 Some(Event::Changed(_)) => None,
@@ -301,27 +325,32 @@ impl Told {
     }
 
     /// After what is in was listed.
-    fn become_all(&mut self, now: &BTreeSet<Sequence>) -> Vec<BagChange> {
-        let gone = self.known.difference(now).map(|id| BagChange::Removed(*id));
-        let come = now.difference(&self.known).map(|id| BagChange::Added(*id));
-        let changes = gone.chain(come).collect();
-        self.known.clone_from(now);
-        self.last = self.last.max(now.last().copied());
+    fn become_all(&mut self, now: &Listed) -> Vec<BagChange> {
+        let mut changes = Vec::new();
+        if now.made != self.made {
+            changes.extend(std::mem::take(&mut self.known).into_iter().map(BagChange::Removed));
+            (self.last, self.made) = (None, now.made);
+        }
+        changes.extend(self.known.difference(&now.ids).map(|id| BagChange::Removed(*id)));
+        let mut come: Vec<Sequence> = now.ids.difference(&self.known).copied().collect();
+        if let Some(last) = self.last {
+            come.sort_unstable_by_key(|id| id.0.wrapping_sub(last.0));
+        }
+        self.last = come.last().copied().or(self.last);
+        changes.extend(come.into_iter().map(BagChange::Added));
+        self.known.clone_from(&now.ids);
         changes
     }
 
     /// Nothing, if it was listed after it happened.
     fn added(&mut self, items: &NodePath, path: &NodePath) -> Option<BagChange> {
-        let id = id_of(path).filter(|id| path.parent().as_ref() == Some(items) && Some(*id) > self.last)?;
+        let is_later = |id: &Sequence| self.last.is_none_or(|last| id.0.wrapping_sub(last.0) > 0);
+        let id = id_of(path).filter(|id| path.parent().as_ref() == Some(items) && is_later(id))?;
         self.last = Some(id);
         self.known.insert(id).then_some(BagChange::Added(id))
     }
 
     fn removed(&mut self, items: &NodePath, path: &NodePath) -> Option<BagChange> {
-        if path == items {
-            // Who makes it anew counts from zero again.
-            self.last = None;
-        }
         let id = id_of(path).filter(|id| path.parent().as_ref() == Some(items) && self.known.remove(id))?;
         Some(BagChange::Removed(id))
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::client::Client;
-use super::node::{NewNode, Owned, Which, delete, guid, join, make};
+use super::node::{NewPlain, Owned, delete, gone, guid, join, make};
 use crate::tree::{Acl, CreateMode, NodePath, Tree, TreeError};
 
 /// Closed while its node is there.
@@ -27,7 +27,7 @@ impl Barrier {
     /// As those of a [`Tree`], but for [`TreeError::Disconnected`]: it is asked again.
     pub async fn close(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
-        make(&self.client, &*tree, &self.path, Bytes::new(), &self.acl).await
+        make(&self.client, &*tree, &self.path, Bytes::new(), CreateMode::Container, &self.acl).await
     }
 
     /// Lets all through; harmless if it is open.
@@ -54,11 +54,10 @@ impl Barrier {
 
     async fn passed_in_a_session(&self) -> Result<(), TreeError> {
         let tree = self.client.session().await?;
-        loop {
-            match self.client.patiently(|| tree.exists_and_watch(&self.path)).await? {
-                (Some(_), watch) => drop(watch.await?),
-                (None, _) => return Ok(()),
-            }
+        tree.sync().await?;
+        match gone(&self.client, &*tree, &self.path, None).await {
+            TreeError::NoNode => Ok(()),
+            error => Err(error),
         }
     }
 }
@@ -86,8 +85,11 @@ impl DoubleBarrier {
     /// For `count` processes. `acl` is of the nodes that are made here, and of parents that are missing.
     ///
     /// # Errors
-    /// [`TreeError::Invalid`] if the path is too long.
+    /// [`TreeError::Invalid`] if the path is too long, or it is for nobody.
     pub fn new(client: &Client, path: NodePath, count: usize, acl: Acl) -> Result<Self, TreeError> {
+        if count == 0 {
+            return Err(TreeError::Invalid("a barrier is for one process at least".to_owned()));
+        }
         let ready = join(&path, READY)?;
         Ok(DoubleBarrier { client: client.clone(), path, ready, count, acl })
     }
@@ -98,19 +100,23 @@ impl DoubleBarrier {
     /// [`TreeError::SessionLost`]: it is not here any more, and may come again. Others as those of a [`Tree`].
     pub async fn enter(&self) -> Result<Entered, TreeError> {
         let tree = self.client.session().await?;
-        let name = guid(self.client.runtime());
-        let (parent, parents, mode) = (&self.path, CreateMode::Container, CreateMode::Ephemeral);
-        let which = Which::Own(join(parent, &name)?);
-        let node = NewNode { parent, parents, name: &name, mode, acl: &self.acl, which };
+        let (name, parent, acl) = (guid(self.client.runtime()), self.path.clone(), self.acl.clone());
+        let (parents, mode) = (CreateMode::Container, CreateMode::Ephemeral);
+        let node = NewPlain { parent, parents, name, mode, acl };
         let owned = node.make(&self.client, &tree, Bytes::new()).await?;
+        let created = owned.node().created;
         let entered = Entered { barrier: self.clone(), owned };
         loop {
-            let (is_ready, watch) = self.client.patiently(|| tree.exists_and_watch(&self.ready)).await?;
-            if is_ready.is_some() {
+            let (ready, watch) = self.client.patiently(|| tree.exists_and_watch(&self.ready)).await?;
+            // One that was left over is of an earlier time.
+            if ready.as_ref().is_some_and(|ready| ready.created > created) {
                 return Ok(entered);
             }
             if self.inside(&*tree).await? >= self.count {
-                make(&self.client, &*tree, &self.ready, Bytes::new(), &self.acl).await?;
+                if ready.is_some() {
+                    delete(&self.client, &*tree, &self.ready).await?;
+                }
+                make(&self.client, &*tree, &self.ready, Bytes::new(), CreateMode::Container, &self.acl).await?;
                 return Ok(entered);
             }
             tokio::select! {
@@ -141,8 +147,11 @@ impl Entered {
                 Err(TreeError::NoNode) => return Ok(()),
                 seen => seen?,
             };
-            if children.names.iter().all(|name| name == READY) {
-                // By each, before it returns: who is out may come again, and must not find the last time's.
+            // It is there until all have left, and whoever is inside without it has come again.
+            if !children.names.iter().any(|name| name == READY) {
+                return Ok(());
+            }
+            if children.names.len() == 1 {
                 return delete(&client, &*tree, &ready).await;
             }
             watch.await?;

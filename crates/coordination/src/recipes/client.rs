@@ -9,7 +9,7 @@ use runtime::{Runtime, TaskSet};
 use tokio::sync::{Mutex, Notify};
 
 use super::node::{Remains, stopped};
-use crate::tree::{SessionOptions, Tree, TreeError, Trees, Zxid};
+use crate::tree::{SessionId, SessionOptions, Tree, TreeError, Trees, Zxid};
 
 /// Between two tries of what the engine did not answer.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
@@ -24,8 +24,8 @@ struct Inner {
     options: SessionOptions,
     /// The present session; held while one is opened.
     current: Mutex<Option<Arc<dyn Tree>>>,
-    /// The last node that was made here without a mark; held while one is made.
-    last_plain: Mutex<Zxid>,
+    /// The last node that was made here without a mark, and by which session; held while one is made.
+    last_plain: Mutex<(SessionId, Zxid)>,
     left: Arc<Left>,
     _tasks: TaskSet,
 }
@@ -51,7 +51,8 @@ impl Client {
     pub fn new(runtime: &Runtime, trees: Arc<dyn Trees>, options: SessionOptions) -> Self {
         let (left, tasks) = (Arc::<Left>::default(), TaskSet::new(runtime));
         tasks.spawn("remains", remove(runtime.clone(), left.clone()));
-        let (runtime, current, last_plain) = (runtime.clone(), Mutex::default(), Mutex::default());
+        let (runtime, current) = (runtime.clone(), Mutex::default());
+        let last_plain = Mutex::new((SessionId(0), Zxid::default()));
         Client(Arc::new(Inner { runtime, trees, options, current, last_plain, left, _tasks: tasks }))
     }
 
@@ -84,7 +85,7 @@ impl Client {
     }
 
     /// For who makes one, in a task of its own.
-    pub(super) async fn last_plain(&self) -> tokio::sync::MutexGuard<'_, Zxid> {
+    pub(super) async fn last_plain(&self) -> tokio::sync::MutexGuard<'_, (SessionId, Zxid)> {
         self.0.last_plain.lock().await
     }
 

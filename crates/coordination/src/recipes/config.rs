@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::client::Client;
 use super::follow::{Followed, Scope, Subtree, follow};
-use super::node::{join, make};
+use super::node::{child, make};
 use super::presence::Presence;
 use super::yaml;
 use crate::tree::{Acl, CreateMode, Expected, NodePath, TreeError, Zxid};
@@ -58,16 +58,16 @@ impl Config {
     /// # Errors
     /// As [`Config::update`].
     pub async fn update_instance(&self, instance: &str, change: impl FnMut(&mut Values)) -> Result<(), TreeError> {
-        self.update_at(&join(&self.path, instance)?, change).await
+        self.update_at(&child(&self.path, instance)?, change).await
     }
 
     /// An instance's values, which go with this process.
     ///
     /// # Errors
     /// [`TreeError::Invalid`] if `instance` cannot be a node's name.
-    pub fn override_while_alive(&self, instance: &str, values: &Values) -> Result<Presence, TreeError> {
-        let (path, data) = (join(&self.path, instance)?, yaml::encode(values)?);
-        Ok(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data))
+    pub fn override_while_alive(&self, instance: &str, values: &Values) -> Result<Overrides, TreeError> {
+        let (path, data) = (child(&self.path, instance)?, yaml::encode(values)?);
+        Ok(Overrides(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data)))
     }
 
     /// What is in force for `instance`, from now on. Two watches, however many instances there are.
@@ -75,7 +75,7 @@ impl Config {
     /// # Errors
     /// As those of a [`Tree`](crate::tree::Tree).
     pub async fn follow(&self, instance: &str) -> Result<Followed<Effective>, TreeError> {
-        let (service, instance) = (self.path.clone(), join(&self.path, instance)?);
+        let (service, instance) = (self.path.clone(), child(&self.path, instance)?);
         let nodes = follow(&self.client, Scope::Nodes(vec![service.clone(), instance.clone()])).await?;
         let (mut services, mut instances) = (Part::default(), Part::default());
         Ok(nodes.map(&self.client, move |nodes| {
@@ -98,7 +98,7 @@ impl Config {
         loop {
             let node = match self.client.patiently(|| tree.get(path)).await {
                 Err(TreeError::NoNode) => {
-                    make(&self.client, &*tree, path, Bytes::new(), &self.acl).await?;
+                    make(&self.client, &*tree, path, Bytes::new(), CreateMode::Container, &self.acl).await?;
                     continue;
                 }
                 node => node?,
@@ -110,6 +110,29 @@ impl Config {
                 done => return done.map(drop),
             }
         }
+    }
+}
+
+/// An instance's values, for as long as its process lives. Dropped, the service's are in force.
+#[derive(Debug)]
+#[must_use = "dropped, the service's values are in force"]
+pub struct Overrides(Presence);
+
+impl Overrides {
+    /// Waits until they can be seen.
+    ///
+    /// # Errors
+    /// As [`Presence::present`].
+    pub async fn present(&self) -> Result<(), TreeError> {
+        self.0.present().await
+    }
+
+    /// Other values, in force from soon on.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] if they are too much.
+    pub fn set(&self, values: &Values) -> Result<(), TreeError> {
+        self.0.set(yaml::encode(values)?)
     }
 }
 

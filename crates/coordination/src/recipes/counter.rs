@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::client::Client;
 use super::node::make;
-use crate::tree::{Acl, Expected, NodePath, TreeError};
+use crate::tree::{Acl, CreateMode, Expected, NodePath, TreeError};
 
 /// A process's way to a counter, which is zero at first.
 #[derive(Clone)]
@@ -45,7 +45,7 @@ impl Counter {
         loop {
             let node = match self.client.patiently(|| tree.get(&self.path)).await {
                 Err(TreeError::NoNode) => {
-                    make(&self.client, &*tree, &self.path, encode(0), &self.acl).await?;
+                    make(&self.client, &*tree, &self.path, encode(0), CreateMode::Container, &self.acl).await?;
                     continue;
                 }
                 node => node?,

@@ -2,23 +2,24 @@
 //!
 //! An instance is an ephemeral node `<root>/<class>/<name>/<key>` with a YAML map; a class may have several parts.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use runtime::{OpenMode, Runtime, TaskSet};
+use bytes::Bytes;
+use runtime::{Monotonic, OpenMode, Runtime, TaskSet};
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
 use super::client::Client;
 use super::config::Values;
 use super::follow::{Followed, Scope, Subtree, follow};
-use super::node::join;
-use super::presence::Presence;
+use super::node::{child, join};
+use super::presence::{Presence, Seen};
 use super::yaml;
 use crate::ring::Ring;
-use crate::tree::{Acl, CreateMode, NodePath, TreeError};
+use crate::tree::{Acl, CreateMode, NodePath, TreeError, Zxid};
 
 /// Petting Zoo's writers take a node away and make it anew: one that goes is gone when it is not back after this.
 const GAP: Duration = Duration::from_millis(200);
@@ -92,28 +93,23 @@ impl Discovery {
     ///
     /// # Errors
     /// [`TreeError::Invalid`] if `service` or `key` cannot be part of a path, or the payload has a header that is no map.
-    pub fn register(&self, service: &Service, key: &str, mut payload: Values) -> Result<Presence, TreeError> {
-        let path = join(&self.path(service)?, key)?;
-        let not_a_map = || TreeError::Invalid("a payload's `header`, and its `metadata`, are maps".to_owned());
-        let header = map_in(&mut payload, "header").ok_or_else(not_a_map)?;
-        header.insert("service_class".to_owned(), service.class.clone().into());
-        let metadata = map_in(header, "metadata").ok_or_else(not_a_map)?;
-        metadata.insert("service_name".to_owned(), service.name.clone().into());
-        metadata.insert("key".to_owned(), key.into());
-        let data = yaml::encode(&payload)?;
-        Ok(Presence::start(&self.client, path, CreateMode::Persistent, self.acl.clone(), data))
+    pub fn register(&self, service: &Service, key: &str, payload: Values) -> Result<Registration, TreeError> {
+        let path = child(&self.path(service)?, key)?;
+        let (parents, acl, data) = (CreateMode::Persistent, self.acl.clone(), encode(service, key, payload)?);
+        let presence = Presence::start(&self.client, path, parents, acl, data);
+        Ok(Registration { service: service.clone(), key: key.to_owned(), presence })
     }
 
-    /// The instances of a service, from now on. If the engine cannot be reached, those in files.
+    /// The instances of a service, from now on. If the engine cannot be reached, those in its file, which is read once.
     ///
     /// # Errors
-    /// As those of a [`Tree`](crate::tree::Tree), but for [`TreeError::Disconnected`] if there are folders to look into.
+    /// As those of a [`Tree`](crate::tree::Tree), but for [`TreeError::Disconnected`] if there is a file.
     pub async fn follow(&self, service: &Service) -> Result<Followed<Instances>, TreeError> {
         let path = self.path(service)?;
         self.follow_at(path, Some(service.clone())).await
     }
 
-    /// The instances of a class and of all classes below it, from now on.
+    /// The instances of a class and of all classes below it, from now on. Files are of services, and not looked into.
     ///
     /// # Errors
     /// As [`Discovery::follow`].
@@ -137,7 +133,7 @@ impl Discovery {
     }
 
     fn path(&self, service: &Service) -> Result<NodePath, TreeError> {
-        join(&join(&self.root, &service.class)?, &service.name)
+        child(&join(&self.root, &service.class)?, &service.name)
     }
 
     async fn follow_at(&self, path: NodePath, service: Option<Service>) -> Result<Followed<Instances>, TreeError> {
@@ -146,7 +142,8 @@ impl Discovery {
             Some(service) if !self.folders.is_empty() => read_files(runtime, &self.folders, service).await,
             _ => None,
         };
-        let seeing = Seeing { root: self.root.clone(), in_files };
+        let (read, missing) = (BTreeMap::new(), BTreeMap::new());
+        let mut seeing = Seeing { root: self.root.clone(), service, in_files, read, missing };
         let looking = follow(&self.client, Scope::Subtree(path.clone()));
         let looked = match &seeing.in_files {
             Some(_) => runtime.timeout(FIRST_LOOK_MAX, looking).await,
@@ -158,7 +155,11 @@ impl Discovery {
             Some(Err(error)) => return Err(error),
             None => None,
         };
-        let first = seeing.see(subtree.as_ref().map(Followed::now).as_ref());
+        let now = subtree.as_ref().map(Followed::now);
+        if let Some(now) = &now {
+            seeing.take(now, runtime.monotonic());
+        }
+        let first = seeing.shown(now.map(|now| now.is_current));
         let client = self.client.clone();
         Ok(Followed::start(&self.client, first, |sender| async move {
             let mut subtree = subtree;
@@ -173,58 +174,127 @@ impl Discovery {
     }
 }
 
+/// An instance of this process's. Dropped, it is not found any more.
+#[derive(Debug)]
+#[must_use = "dropped, it is not found any more"]
+pub struct Registration {
+    service: Service,
+    key: String,
+    presence: Presence,
+}
+
+impl Registration {
+    /// Waits until it can be found.
+    ///
+    /// # Errors
+    /// As [`Presence::present`].
+    pub async fn present(&self) -> Result<(), TreeError> {
+        self.presence.present().await
+    }
+
+    /// Whether it can be found now, and every change.
+    #[must_use]
+    pub fn seen(&self) -> watch::Receiver<Seen> {
+        self.presence.seen()
+    }
+
+    /// What it says of itself from soon on.
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] if it is too much, or has a header that is no map.
+    pub fn set(&self, payload: Values) -> Result<(), TreeError> {
+        self.presence.set(encode(&self.service, &self.key, payload)?)
+    }
+}
+
+/// With the header.
+fn encode(service: &Service, key: &str, mut payload: Values) -> Result<Bytes, TreeError> {
+    let not_a_map = || TreeError::Invalid("a payload's `header`, and its `metadata`, are maps".to_owned());
+    let header = map_in(&mut payload, "header").ok_or_else(not_a_map)?;
+    header.insert("service_class".to_owned(), service.class.clone().into());
+    let metadata = map_in(header, "metadata").ok_or_else(not_a_map)?;
+    metadata.insert("service_name".to_owned(), service.name.clone().into());
+    metadata.insert("key".to_owned(), key.into());
+    yaml::encode(&payload)
+}
+
 /// The map at `key`, made if it is missing.
 fn map_in<'a>(map: &'a mut Values, key: &str) -> Option<&'a mut Values> {
     map.entry(key).or_insert_with(|| Value::Object(Map::new())).as_object_mut()
 }
 
+/// What is known of the instances that are followed.
 struct Seeing {
     root: NodePath,
+    /// The one that was asked for; `None` for a class and all below it.
+    service: Option<Service>,
     in_files: Option<Arc<[Instance]>>,
+    /// Each node as it was read last; `None` if it is no instance.
+    read: BTreeMap<NodePath, (Zxid, Option<Instance>)>,
+    /// Those that are shown, and went: since when.
+    missing: BTreeMap<NodePath, Monotonic>,
 }
 
 impl Seeing {
-    async fn follow(&self, client: &Client, mut subtree: Followed<Subtree>, sender: watch::Sender<Instances>) {
+    async fn follow(mut self, client: &Client, mut subtree: Followed<Subtree>, sender: watch::Sender<Instances>) {
+        let runtime = client.runtime();
         let mut now = subtree.now();
         loop {
-            let known = sender.borrow().all.clone();
-            let are_all_there = |now: &Subtree| {
-                let seen = self.see(Some(now)).all;
-                let seen: BTreeSet<_> = seen.iter().map(|seen| (&seen.service, &seen.key)).collect();
-                known.iter().all(|known| seen.contains(&(&known.service, &known.key)))
-            };
-            if !are_all_there(&now) {
-                let back = client.runtime().timeout(GAP, subtree.until(are_all_there)).await;
-                now = back.unwrap_or_else(|| subtree.now());
-            }
-            let seen = self.see(Some(&now));
+            let next_gone = self.take(&now, runtime.monotonic());
+            let seen = self.shown(Some(now.is_current));
             sender.send_if_modified(|known| {
                 let is_new = *known != seen;
                 *known = seen;
                 is_new
             });
+            let gone = async {
+                match next_gone {
+                    Some(at) => runtime.sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 () = sender.closed() => return,
                 changed = subtree.changed() => now = changed,
+                () = gone => {}
             }
         }
     }
 
-    fn see(&self, subtree: Option<&Subtree>) -> Instances {
-        let found: Vec<Instance> = subtree
-            .into_iter()
-            .flat_map(|subtree| subtree.nodes.iter())
-            .filter_map(|(path, node)| self.instance(path, &node.data))
-            .collect();
-        match (&self.in_files, subtree) {
-            (Some(in_files), _) if found.is_empty() => Instances { all: in_files.clone(), source: Source::Files },
-            (_, Some(subtree)) if subtree.is_current => Instances { all: found.into(), source: Source::Engine },
-            _ => Instances { all: found.into(), source: Source::Cache },
+    /// Takes in what has changed. When the next of those that went is gone, if it is not back by then.
+    fn take(&mut self, subtree: &Subtree, now: Monotonic) -> Option<Monotonic> {
+        for (path, node) in subtree.nodes.iter() {
+            self.missing.remove(path);
+            if self.read.get(path).is_none_or(|(modified, _)| *modified != node.stat.modified) {
+                let instance = self.instance(path, &node.data);
+                self.read.insert(path.clone(), (node.stat.modified, instance));
+            }
+        }
+        for path in self.read.keys().filter(|path| !subtree.nodes.contains_key(*path)) {
+            self.missing.entry(path.clone()).or_insert(now + GAP);
+        }
+        self.missing.retain(|path, gone| {
+            let is_gone = *gone <= now;
+            if is_gone {
+                self.read.remove(path);
+            }
+            !is_gone
+        });
+        self.missing.values().min().copied()
+    }
+
+    /// `is_current` is that of the engine's view; `None` if there is none.
+    fn shown(&self, is_current: Option<bool>) -> Instances {
+        let all: Arc<[Instance]> = self.read.values().filter_map(|(_, instance)| instance.clone()).collect();
+        match (&self.in_files, is_current) {
+            (Some(in_files), _) if all.is_empty() => Instances { all: in_files.clone(), source: Source::Files },
+            (_, Some(true)) => Instances { all, source: Source::Engine },
+            (_, Some(false) | None) => Instances { all, source: Source::Cache },
         }
     }
 
-    /// `None` if it is none.
+    /// `None` if it is none, or of another service.
     fn instance(&self, path: &NodePath, data: &[u8]) -> Option<Instance> {
         if data.is_empty() {
             return None;
@@ -232,6 +302,10 @@ impl Seeing {
         let (service, key) =
             path.as_str().strip_prefix(self.root.as_str())?.trim_start_matches('/').rsplit_once('/')?;
         let (class, name) = service.rsplit_once('/')?;
+        let service = Service { class: class.to_owned(), name: name.to_owned() };
+        if self.service.as_ref().is_some_and(|asked| *asked != service) {
+            return None;
+        }
         let payload = yaml::decode(data);
         let payload =
             payload.inspect_err(|problem| tracing::debug!(%path, problem, "an instance is not understood")).ok()?;
@@ -240,7 +314,6 @@ impl Seeing {
             tracing::debug!(%path, says, "an instance says that it is of another class");
             return None;
         }
-        let service = Service { class: class.to_owned(), name: name.to_owned() };
         Some(Instance { service, key: key.to_owned(), payload })
     }
 }
@@ -255,7 +328,10 @@ async fn read_files(runtime: &Runtime, folders: &[PathBuf], service: &Service) -
         tasks.spawn_thread("discovery file", async move {
             let reading = async {
                 let file = disk.open(&path, OpenMode::Read).await?;
-                let len = file.len().await?.min(FILE_BYTES_MAX);
+                let len = file.len().await?;
+                if len > FILE_BYTES_MAX {
+                    return Err(std::io::Error::other(format!("it has {len} bytes, and more than {FILE_BYTES_MAX}")));
+                }
                 let mut data = vec![0; usize::try_from(len).unwrap_or(0)];
                 file.read_at(0, &mut data).await?;
                 Ok::<_, std::io::Error>(data)

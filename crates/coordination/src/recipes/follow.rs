@@ -69,12 +69,12 @@ impl<T: Clone + Send + Sync + 'static> Followed<T> {
     }
 
     /// Ready when it is one that `is_so`; never, if it does not change any more.
-    pub async fn until(&mut self, is_so: impl FnMut(&T) -> bool) -> T {
-        let waited = self.value.wait_for(is_so).await.map(|value| value.clone());
-        match waited {
-            Ok(value) => value,
-            Err(_ended) => std::future::pending().await,
+    pub async fn until(&mut self, mut is_so: impl FnMut(&T) -> bool) -> T {
+        let mut value = self.value.borrow_and_update().clone();
+        while !is_so(&value) {
+            value = self.changed().await;
         }
+        value
     }
 
     /// For several who look: it ends with this.
@@ -96,6 +96,8 @@ pub(super) async fn follow_children(client: &Client, parent: &NodePath, mut tell
     loop {
         let followed = async {
             let tree = client.session().await?;
+            // Its server may know less than the last session's did.
+            tree.sync().await?;
             loop {
                 let (names, watch) = match tree.children_and_watch(parent).await {
                     Ok((children, watch)) => (children.names, watch),
@@ -155,6 +157,7 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
     }
     let following = client.clone();
     let followed = Followed::start(client, Subtree::default(), |sender| async move {
+        let mut warned = None;
         loop {
             let followed = match &scope {
                 Scope::Subtree(root) => follow_subtree(&following, root, &sender).await,
@@ -163,7 +166,12 @@ pub(super) async fn follow(client: &Client, scope: Scope) -> Result<Followed<Sub
             match followed {
                 Ok(()) => return,
                 Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
-                Err(error) => tracing::warn!(%error, "what is there cannot be read: it is tried again"),
+                Err(error) => {
+                    if warned.as_ref() != Some(&error) {
+                        tracing::warn!(%error, "what is there cannot be read: it is tried again");
+                    }
+                    warned = Some(error);
+                }
             }
             sender.send_if_modified(|subtree| std::mem::replace(&mut subtree.is_current, false));
             following.pause().await;
@@ -188,10 +196,14 @@ async fn follow_subtree(client: &Client, root: &NodePath, sender: &watch::Sender
         let event = tokio::select! {
             biased;
             () = sender.closed() => return Ok(()),
-            is_other = state.changed() => match is_other {
-                Ok(()) => continue,
-                Err(_gone) => return Err(TreeError::SessionLost),
-            },
+            is_other = state.changed() => {
+                is_other.map_err(|_gone| TreeError::SessionLost)?;
+                if *state.borrow() == SessionState::Connected {
+                    // What was missed is not told yet.
+                    all = Some(read_below(&*tree, root).await?);
+                }
+                continue;
+            }
             event = events.next() => event.ok_or(TreeError::SessionLost)?,
         };
         let mut paths = BTreeSet::new();
@@ -231,7 +243,15 @@ async fn follow_nodes(client: &Client, paths: &[NodePath], sender: &watch::Sende
         tokio::select! {
             biased;
             () = sender.closed() => return Ok(()),
-            is_other = state.changed() => is_other.map_err(|_gone| TreeError::SessionLost)?,
+            is_other = state.changed() => {
+                is_other.map_err(|_gone| TreeError::SessionLost)?;
+                if *state.borrow() == SessionState::Connected {
+                    // What was missed is not told yet.
+                    for path in paths {
+                        changed.push((path.clone(), read(&*tree, path).await?));
+                    }
+                }
+            }
             Some(path) = watches.next() => fired.push(path?),
         }
     }
@@ -320,7 +340,8 @@ async fn read_below(tree: &dyn Tree, root: &NodePath) -> Result<BTreeMap<NodePat
 
 async fn children_of(tree: &dyn Tree, parent: NodePath) -> Result<Vec<NodePath>, TreeError> {
     match tree.children(&parent).await {
-        Ok(children) => children.names.iter().map(|name| join(&parent, name)).collect(),
+        // A path longer than any of ours is somebody else's.
+        Ok(children) => Ok(children.names.iter().filter_map(|name| join(&parent, name).ok()).collect()),
         Err(TreeError::NoNode | TreeError::Forbidden) => Ok(Vec::new()),
         Err(error) => Err(error),
     }

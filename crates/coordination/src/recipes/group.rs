@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::client::Client;
 use super::follow::{Followed, Scope, Subtree, follow};
-use super::node::join;
+use super::node::child;
 use super::presence::Presence;
 use crate::tree::{Acl, CreateMode, NodePath, TreeError};
 
@@ -39,7 +39,7 @@ impl Group {
     /// # Errors
     /// [`TreeError::Invalid`] if `name` cannot be one.
     pub fn join(&self, name: &str, data: Bytes) -> Result<Presence, TreeError> {
-        let path = join(&self.path, name)?;
+        let path = child(&self.path, name)?;
         Ok(Presence::start(&self.client, path, CreateMode::Container, self.acl.clone(), data))
     }
 

@@ -25,6 +25,8 @@ pub enum Trust {
 #[must_use = "dropped, it is given back"]
 pub struct Held {
     owned: Owned,
+    /// What else must be so, where the node's name comes to be another's.
+    besides: Option<Op>,
     term: Term,
     session: Session,
     over: CancellationToken,
@@ -34,12 +36,13 @@ pub struct Held {
 impl Held {
     /// What this process has by a node of its own, until that goes.
     pub(super) async fn of(owned: Owned, trust: Trust) -> Result<Held, TreeError> {
-        Held::until(owned, trust, std::future::pending()).await
+        Held::until(owned, None, trust, std::future::pending()).await
     }
 
-    /// As [`Held::of`], and no longer than until it is `withdrawn`.
+    /// As [`Held::of`], and no longer than until it is `withdrawn`; its fence asks for `besides`, too.
     pub(super) async fn until(
         owned: Owned,
+        besides: Option<Op>,
         trust: Trust,
         withdrawn: impl Future<Output = ()> + Send + 'static,
     ) -> Result<Held, TreeError> {
@@ -61,7 +64,7 @@ impl Held {
             ended.cancel();
         });
         let term = Term(u64::try_from(owned.node().created.0).unwrap_or(0));
-        Ok(Held { owned, term, session, over, _watching: watching })
+        Ok(Held { owned, besides, term, session, over, _watching: watching })
     }
 
     /// Above that of every earlier holder.
@@ -87,10 +90,11 @@ impl Held {
         self.over.child_token()
     }
 
-    /// The step that makes a multi fail once this is over, even if its writer does not know that yet.
+    /// The steps that make a multi fail once this is over, even if its writer does not know that yet.
     #[must_use]
-    pub fn fence(&self) -> Op {
-        Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any }
+    pub fn fence(&self) -> Vec<Op> {
+        let own = Op::Check { path: self.owned.node().path.clone(), expected: Expected::Any };
+        std::iter::once(own).chain(self.besides.clone()).collect()
     }
 
     /// Gives it back. If the engine does not answer, that goes on in the background.

@@ -27,7 +27,8 @@ impl Lock {
         Lock { trust, ..self }
     }
 
-    /// Waits for as long as it takes, over the ends of sessions: then it begins at the end of the line. Dropped, it asks no more.
+    /// Waits for as long as it takes, over the ends of sessions: then it begins at the end of the line. Dropped, it asks no more; kept and not
+    /// polled, it keeps its place, and those behind it wait.
     ///
     /// # Errors
     /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
@@ -45,15 +46,23 @@ pub(super) async fn hold(
     data: &Bytes,
 ) -> Result<Held, TreeError> {
     loop {
-        let held = async {
-            let place = client.patiently(|| line.join(client, data.clone(), rule)).await?;
-            place.turn().await?;
-            Held::of(place.into_owned(), trust).await
-        };
-        match held.await {
+        match hold_once(client, line, rule, trust, data).await {
             // Its node or its session went: another one, at the end.
             Err(TreeError::NoNode | TreeError::SessionLost) => client.pause().await,
             held => return held,
         }
     }
+}
+
+/// As [`hold`], in one session.
+pub(super) async fn hold_once(
+    client: &Client,
+    line: &Line,
+    rule: Rule,
+    trust: Trust,
+    data: &Bytes,
+) -> Result<Held, TreeError> {
+    let place = client.patiently(|| line.join(client, data.clone(), rule)).await?;
+    place.turn().await?;
+    Held::of(place.into_owned(), trust).await
 }

@@ -29,14 +29,14 @@ pub(super) struct Owned {
 }
 
 /// One that is to be there, of this process's session.
-pub(super) struct NewNode<'a> {
-    pub(super) parent: &'a NodePath,
+pub(super) struct NewNode {
+    pub(super) parent: NodePath,
     /// What a missing parent is made as, and all above it.
     pub(super) parents: CreateMode,
-    pub(super) name: &'a str,
+    pub(super) name: String,
     /// An ephemeral one.
     pub(super) mode: CreateMode,
-    pub(super) acl: &'a Acl,
+    pub(super) acl: Acl,
     /// How it is found if the engine does not answer.
     pub(super) which: Which,
 }
@@ -53,22 +53,22 @@ pub(super) struct Remains {
 pub(super) enum Which {
     /// That was made then.
     Made(NodePath, Zxid),
-    /// At this path.
-    Own(NodePath),
+    /// At this path, and made after that.
+    OwnAfter(NodePath, Zxid),
     /// With this mark, which no other has.
     Marked(String),
     /// Of this name, and made after that.
-    LastAfter(Arc<str>, Zxid),
+    LastAfter(String, Zxid),
 }
 
-impl NewNode<'_> {
+impl NewNode {
     /// If the engine does not answer, what may have been made is looked for; given up, it is removed.
     ///
     /// # Errors
     /// As those of a [`Tree`], but for [`TreeError::Disconnected`].
     pub(super) async fn make(self, client: &Client, tree: &Arc<dyn Tree>, data: Bytes) -> Result<Owned, TreeError> {
         let NewNode { parent, parents, name, mode, acl, which } = self;
-        let (path, is_unique) = (join(parent, name)?, matches!(which, Which::Marked(_)));
+        let (path, is_unique) = (join(&parent, &name)?, matches!(which, Which::Marked(_)));
         let remains = Remains { tree: tree.clone(), parent: parent.clone(), which };
         let mut unsure = Unsure { client, remains: Some(remains) };
         for _ in 0..PARENT_TRIES {
@@ -85,7 +85,10 @@ impl NewNode<'_> {
                 }
                 Ok(None) => {}
                 Err(TreeError::NoNode) => {
-                    client.patiently(|| make_parents(&**tree, parent, parents, acl)).await?;
+                    // Nothing was made.
+                    let remains = unsure.remains.take();
+                    client.patiently(|| make_parents(&**tree, &parent, parents, &acl)).await?;
+                    unsure.remains = remains;
                 }
                 Err(error) => {
                     unsure.remains = None;
@@ -93,7 +96,43 @@ impl NewNode<'_> {
                 }
             }
         }
+        unsure.remains = None;
         Err(TreeError::NoNode)
+    }
+}
+
+/// One without a mark in its name. It is known as ours as the only one of this session that is newer than the last that was made here; so
+/// one is made at a time, in a task, so that no caller holds the others up.
+pub(super) struct NewPlain {
+    pub(super) parent: NodePath,
+    pub(super) parents: CreateMode,
+    pub(super) name: String,
+    pub(super) mode: CreateMode,
+    pub(super) acl: Acl,
+}
+
+impl NewPlain {
+    /// # Errors
+    /// As [`NewNode::make`].
+    pub(super) async fn make(self, client: &Client, tree: &Arc<dyn Tree>, data: Bytes) -> Result<Owned, TreeError> {
+        let (runtime, client, tree) = (client.runtime().clone(), client.clone(), tree.clone());
+        let made = runtime.detached("node", async move {
+            let NewPlain { parent, parents, name, mode, acl } = self;
+            let session = tree.session().id();
+            let mut last = client.last_plain().await;
+            if last.0 != session {
+                *last = (session, Zxid::default());
+            }
+            let which = if mode.is_sequential() {
+                Which::LastAfter(name.clone(), last.1)
+            } else {
+                Which::OwnAfter(join(&parent, &name)?, last.1)
+            };
+            let owned = NewNode { parent, parents, name, mode, acl, which }.make(&client, &tree, data).await?;
+            last.1 = owned.node().created.max(last.1);
+            Ok(owned)
+        });
+        made.await.unwrap_or_else(|| Err(stopped()))
     }
 }
 
@@ -157,6 +196,13 @@ impl OwnNode {
     }
 
     /// # Errors
+    /// [`TreeError::NoNode`] if it is not there any more, [`TreeError::SessionLost`].
+    pub(super) async fn check(&self) -> Result<(), TreeError> {
+        let stat = self.client.patiently(|| self.tree.exists(&self.path)).await?;
+        stat.filter(|stat| stat.created == self.created).map(drop).ok_or(TreeError::NoNode)
+    }
+
+    /// # Errors
     /// As those of a [`Tree`]; [`TreeError::NoNode`] if it is gone.
     pub(super) async fn remove(&self) -> Result<(), TreeError> {
         if self.is_unique { self.tree.delete(&self.path, Expected::Any).await } else { self.remains().delete().await }
@@ -164,16 +210,21 @@ impl OwnNode {
 
     /// Ready when it is not there any more, with [`TreeError::NoNode`]; or when its session is lost.
     pub(super) async fn gone(&self) -> TreeError {
-        loop {
-            let looked = self.client.patiently(|| self.tree.exists_and_watch(&self.path)).await;
-            let ended = match looked {
-                Ok((Some(stat), watch)) if stat.created == self.created => watch.await.map(drop),
-                Ok(_) => Err(TreeError::NoNode),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = ended {
-                return error;
-            }
+        gone(&self.client, &*self.tree, &self.path, Some(self.created)).await
+    }
+}
+
+/// Ready when a node, the one that was `created` then if that is told, is not there any more, with [`TreeError::NoNode`]; or when the
+/// session is lost, or it may not be looked at.
+pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, created: Option<Zxid>) -> TreeError {
+    loop {
+        let ended = match client.patiently(|| tree.exists_and_watch(path)).await {
+            Ok((Some(stat), watch)) if created.is_none_or(|created| stat.created == created) => watch.await.map(drop),
+            Ok(_) => Err(TreeError::NoNode),
+            Err(error) => Err(error),
+        };
+        if let Err(error) = ended {
+            return error;
         }
     }
 }
@@ -201,15 +252,23 @@ impl Remains {
             tree.sync().await?;
         }
         let names = match which {
-            Which::Made(path, _) | Which::Own(path) => vec![path.name().to_owned()],
+            Which::Made(path, _) | Which::OwnAfter(path, _) => vec![path.name().to_owned()],
             Which::Marked(_) | Which::LastAfter(..) => match tree.children(parent).await {
                 Err(TreeError::NoNode) => return Ok(None),
                 children => children?.names,
             },
         };
-        for name in names.iter().filter(|name| which.is_named(name)) {
+        let mut named: Vec<&String> = names.iter().filter(|name| which.is_named(name)).collect();
+        // The newest first: it is the one, or older ones are not, either.
+        named.sort_unstable_by_key(|name| std::cmp::Reverse(Sequence::of(name)));
+        for name in named {
             let path = join(parent, name)?;
             let found = tree.exists(&path).await?;
+            if let (Which::LastAfter(_, last), Some(stat)) = (which, &found)
+                && stat.created <= *last
+            {
+                return Ok(None);
+            }
             if let Some(stat) = found.filter(|stat| stat.owner == Some(tree.session().id()) && which.is_made(stat)) {
                 return Ok(Some((path, stat)));
             }
@@ -221,17 +280,17 @@ impl Remains {
 impl Which {
     fn is_named(&self, name: &str) -> bool {
         match self {
-            Which::Made(path, _) | Which::Own(path) => path.name() == name,
+            Which::Made(path, _) | Which::OwnAfter(path, _) => path.name() == name,
             Which::Marked(mark) => name.strip_prefix("_c_").is_some_and(|rest| rest.starts_with(mark)),
-            Which::LastAfter(prefix, _) => name.starts_with(&**prefix) && Sequence::after(name, prefix).is_some(),
+            Which::LastAfter(prefix, _) => name.starts_with(prefix) && Sequence::after(name, prefix).is_some(),
         }
     }
 
     fn is_made(&self, stat: &Stat) -> bool {
         match self {
             Which::Made(_, created) => stat.created == *created,
-            Which::LastAfter(_, last) => stat.created > *last,
-            Which::Own(_) | Which::Marked(_) => true,
+            Which::LastAfter(_, last) | Which::OwnAfter(_, last) => stat.created > *last,
+            Which::Marked(_) => true,
         }
     }
 }
@@ -242,6 +301,17 @@ impl Which {
 /// [`TreeError::Invalid`] if the path would be none.
 pub(super) fn join(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
     parent.join(name).map_err(|error| TreeError::Invalid(error.to_string()))
+}
+
+/// Of a name that a user gave: one part.
+///
+/// # Errors
+/// [`TreeError::Invalid`] if it is no node's name.
+pub(super) fn child(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
+    if name.contains('/') {
+        return Err(TreeError::Invalid(format!("a name here has no `/`: {name}")));
+    }
+    join(parent, name)
 }
 
 /// In the form of a UUID of version 4.
@@ -277,7 +347,7 @@ async fn make_parents(tree: &dyn Tree, path: &NodePath, mode: CreateMode, acl: &
     Err(TreeError::NoNode)
 }
 
-/// A persistent one, and all above it; harmless if it is there.
+/// A persistent one, and all above it as `parents`; harmless if it is there.
 ///
 /// # Errors
 /// As those of a [`Tree`], but for [`TreeError::Disconnected`].
@@ -286,6 +356,7 @@ pub(super) async fn make(
     tree: &dyn Tree,
     path: &NodePath,
     data: Bytes,
+    parents: CreateMode,
     acl: &Acl,
 ) -> Result<(), TreeError> {
     for _ in 0..PARENT_TRIES {
@@ -293,7 +364,7 @@ pub(super) async fn make(
             Ok(_) | Err(TreeError::NodeExists) => return Ok(()),
             Err(TreeError::NoNode) => {
                 let parent = path.parent().unwrap_or_else(NodePath::root);
-                client.patiently(|| make_parents(tree, &parent, CreateMode::Container, acl)).await?;
+                client.patiently(|| make_parents(tree, &parent, parents, acl)).await?;
             }
             Err(error) => return Err(error),
         }

@@ -1,6 +1,7 @@
 //! A node that stands for this process for as long as it lives, over the lives of its sessions.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::fmt;
 
 use bytes::Bytes;
@@ -8,8 +9,8 @@ use runtime::TaskSet;
 use tokio::sync::watch;
 
 use super::client::Client;
-use super::node::{NewNode, Owned, Which};
-use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError};
+use super::node::{NewPlain, OwnNode, Owned, stopped};
+use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError, check_data};
 
 /// Whether a process is seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -38,7 +39,7 @@ impl Presence {
         let (told, seen) = watch::channel(Seen::NotNow);
         let (data, new) = watch::channel(data);
         let tasks = TaskSet::new(client.runtime());
-        let keeper = Keeper { client: client.clone(), path: path.clone(), parents, acl, lives: BTreeSet::new() };
+        let keeper = Keeper { client: client.clone(), path: path.clone(), parents, acl, earlier: BTreeSet::new() };
         tasks.spawn("presence", keeper.run(new, told));
         Presence { path, data, seen, _tasks: tasks }
     }
@@ -58,13 +59,19 @@ impl Presence {
         let settled = seen.wait_for(|seen| matches!(seen, Seen::Present | Seen::Refused(_))).await;
         match settled.as_deref() {
             Ok(Seen::Refused(error)) => Err(error.clone()),
-            Ok(_) | Err(_) => Ok(()),
+            Ok(_) => Ok(()),
+            Err(_) => Err(stopped()),
         }
     }
 
     /// What others see from soon on.
-    pub fn set(&self, data: Bytes) {
+    ///
+    /// # Errors
+    /// [`TreeError::Invalid`] if it is too much.
+    pub fn set(&self, data: Bytes) -> Result<(), TreeError> {
+        check_data(data.len())?;
         self.data.send_replace(data);
+        Ok(())
     }
 }
 
@@ -79,8 +86,8 @@ struct Keeper {
     path: NodePath,
     parents: CreateMode,
     acl: Acl,
-    /// The sessions that it had.
-    lives: BTreeSet<SessionId>,
+    /// The sessions in which it made its node.
+    earlier: BTreeSet<SessionId>,
 }
 
 impl Keeper {
@@ -91,8 +98,11 @@ impl Keeper {
                     told.send_replace(Seen::NotNow);
                 }
                 Err(error) => {
-                    tracing::warn!(path = %self.path, %error, "this process cannot be seen: it is tried again");
-                    told.send_replace(Seen::Refused(error));
+                    let refused = Seen::Refused(error);
+                    if *told.borrow() != refused {
+                        tracing::warn!(path = %self.path, ?refused, "this process cannot be seen: it is tried again");
+                    }
+                    told.send_replace(refused);
                 }
                 Ok(never) => match never {},
             }
@@ -105,7 +115,7 @@ impl Keeper {
         &mut self,
         data: &mut watch::Receiver<Bytes>,
         told: &watch::Sender<Seen>,
-    ) -> Result<std::convert::Infallible, TreeError> {
+    ) -> Result<Infallible, TreeError> {
         let owned = self.make(data, told).await?;
         let node = owned.node();
         told.send_replace(Seen::Present);
@@ -119,7 +129,7 @@ impl Keeper {
                 }
             }
             let new = data.borrow_and_update().clone();
-            self.client.patiently(|| node.tree.set(&node.path, new.clone(), Expected::Any)).await?;
+            self.client.patiently(|| set(node, new.clone())).await?;
         }
     }
 
@@ -129,23 +139,28 @@ impl Keeper {
         told: &watch::Sender<Seen>,
     ) -> Result<Owned, TreeError> {
         let tree = self.client.session().await?;
-        self.lives.insert(tree.session().id());
+        let session = tree.session().id();
         let parent = self.path.parent().ok_or(TreeError::NodeExists)?;
         loop {
-            let which = Which::Own(self.path.clone());
-            let (name, mode, acl) = (self.path.name(), CreateMode::Ephemeral, &self.acl);
-            let node = NewNode { parent: &parent, parents: self.parents, name, mode, acl, which };
+            let (name, mode, acl) = (self.path.name().to_owned(), CreateMode::Ephemeral, self.acl.clone());
+            let node = NewPlain { parent: parent.clone(), parents: self.parents, name, mode, acl };
             let now = data.borrow_and_update().clone();
             match node.make(&self.client, &tree, now).await {
                 Err(TreeError::NodeExists) => {}
-                made => return made,
+                made => {
+                    self.earlier.insert(session);
+                    return made;
+                }
             }
-            // A session of ours that is over here may not be for the engine yet.
             match self.client.patiently(|| tree.exists_and_watch(&self.path)).await? {
-                (Some(stat), _) if stat.owner.is_some_and(|owner| self.lives.contains(&owner)) => {
-                    let delete = || tree.delete(&self.path, Expected::Version(stat.version));
-                    match self.client.patiently(delete).await {
+                // A session of ours that is over here may not be for the engine yet.
+                (Some(stat), _)
+                    if stat.owner.is_some_and(|owner| owner != session && self.earlier.contains(&owner)) =>
+                {
+                    match tree.delete(&self.path, Expected::Version(stat.version)).await {
                         Ok(()) | Err(TreeError::NoNode | TreeError::BadVersion) => {}
+                        // Whether it was: it is looked at again, and not deleted again.
+                        Err(error) if error.is_retryable() => self.client.pause().await,
                         Err(error) => return Err(error),
                     }
                 }
@@ -155,6 +170,18 @@ impl Keeper {
                 }
                 (None, _) => {}
             }
+        }
+    }
+}
+
+/// Sets what it says, and nobody else's.
+async fn set(node: &OwnNode, data: Bytes) -> Result<(), TreeError> {
+    loop {
+        let found = node.tree.exists(&node.path).await?.filter(|stat| stat.created == node.created);
+        let expected = Expected::Version(found.ok_or(TreeError::NoNode)?.version);
+        match node.tree.set(&node.path, data.clone(), expected).await {
+            Err(TreeError::BadVersion) => {}
+            done => return done.map(drop),
         }
     }
 }

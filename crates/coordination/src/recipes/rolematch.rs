@@ -11,14 +11,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use domain::{Term, Timestamp};
+use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 
 use super::bag::{Bag, id_named};
 use super::client::Client;
 use super::held::{Held, Leading, Trust};
 use super::line::{Line, Naming, Place, Rule};
-use super::node::{Owned, join, make};
-use crate::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, Sequence, Tree, TreeError, Watch};
+use super::node::{Owned, gone, join, make, stopped};
+use crate::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, Sequence, Tree, TreeError, Watch, Zxid};
 
 const ASSIGNMENT: &str = "assignment";
 
@@ -90,7 +91,8 @@ impl RoleMatch {
         &self.jobs
     }
 
-    /// Waits until it has a job, for as long as it takes, over the ends of sessions; `who` is for all to see. Dropped, it applies no more.
+    /// Waits until it has a job, for as long as it takes, over the ends of sessions; `who` is for all to see. Dropped, it applies no more; kept and not
+    /// polled, it keeps its place, and those behind it wait.
     ///
     /// # Errors
     /// What waiting does not mend: [`TreeError::Forbidden`], [`TreeError::InvalidAcl`], [`TreeError::Invalid`].
@@ -99,9 +101,9 @@ impl RoleMatch {
             let applied = async {
                 let place = self.client.patiently(|| self.line.join(&self.client, who.clone(), Rule::Among(1))).await?;
                 place.turn().await?;
-                let (job, owned) = self.take_a_job(&place, who).await?;
+                let taken = self.take_a_job(&place, who).await?;
                 place.into_owned().release().await;
-                self.role(job, owned).await
+                self.role(taken).await
             };
             match applied.await {
                 Err(TreeError::NoNode | TreeError::SessionLost) => self.client.pause().await,
@@ -163,7 +165,7 @@ impl RoleMatch {
     }
 
     /// At the front of the line: the first open job.
-    async fn take_a_job(&self, place: &Place, who: &Bytes) -> Result<(Sequence, Owned), TreeError> {
+    async fn take_a_job(&self, place: &Place, who: &Bytes) -> Result<Taken, TreeError> {
         let tree = &place.node().tree;
         let mut gone = Box::pin(place.node().gone());
         loop {
@@ -171,9 +173,9 @@ impl RoleMatch {
                 let (jobs, jobs_watch) = self.numbers(tree, self.jobs.items(), id_named).await?;
                 let assigned = |name: &str| Sequence::after(name, ASSIGNMENT);
                 let (taken, taken_watch) = self.numbers(tree, &self.assignments, assigned).await?;
-                for job in jobs.iter().filter(|job| !taken.contains(job)) {
-                    if let Some(owned) = self.take(tree, place, *job, who).await? {
-                        return Ok(Some((*job, owned)));
+                for job in jobs.iter().filter(|job| taken.binary_search(job).is_err()) {
+                    if let Some(taken) = self.take(place, *job, who).await? {
+                        return Ok(Some(taken));
                     }
                 }
                 tokio::select! {
@@ -208,64 +210,89 @@ impl RoleMatch {
                     numbers.sort_unstable();
                     return Ok((numbers, watch));
                 }
-                Err(TreeError::NoNode) => make(&self.client, &**tree, parent, Bytes::new(), &self.acl).await?,
+                Err(TreeError::NoNode) => {
+                    make(&self.client, &**tree, parent, Bytes::new(), CreateMode::Persistent, &self.acl).await?;
+                }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// `None` if it is not open any more.
-    async fn take(
-        &self,
-        tree: &Arc<dyn Tree>,
-        place: &Place,
-        job: Sequence,
-        who: &Bytes,
-    ) -> Result<Option<Owned>, TreeError> {
+    /// `None` if it is not open any more. In a task: dropped at any moment, it leaves no job with a holder that does not know.
+    async fn take(&self, place: &Place, job: Sequence, who: &Bytes) -> Result<Option<Taken>, TreeError> {
+        let (client, tree) = (self.client.clone(), place.node().tree.clone());
+        let (item, own) = (self.jobs.path(job)?, place.node().path.clone());
         let path = join(&self.assignments, &format!("{ASSIGNMENT}{job}"))?;
-        let steps = vec![
-            Op::Check { path: self.jobs.path(job)?, expected: Expected::Any },
-            Op::Check { path: place.node().path.clone(), expected: Expected::Any },
-            Op::Create { path: path.clone(), data: who.clone(), mode: CreateMode::Ephemeral, acl: self.acl.clone() },
-        ];
-        let owned = |created| Some(Owned::made(&self.client, tree, path.clone(), created));
-        match tree.multi(steps).await {
-            Ok(done) => match done.last() {
-                Some(Done::Create(made)) => Ok(owned(made.stat.created)),
-                _ => Ok(None),
-            },
-            Err(TreeError::Multi { at: 0, .. }) => Ok(None),
-            Err(TreeError::Multi { at: 2, source }) if *source == TreeError::NodeExists => Ok(None),
-            Err(TreeError::Multi { source, .. }) => Err(*source),
-            Err(error) if error.is_retryable() => {
-                let seen = async || {
-                    tree.sync().await?;
-                    tree.exists(&path).await
-                };
-                let seen = self.client.patiently(seen).await?;
-                let is_ours = |stat: &crate::tree::Stat| stat.owner == Some(tree.session().id());
-                Ok(seen.filter(is_ours).and_then(|stat| owned(stat.created)))
-            }
-            Err(error) => Err(error),
-        }
+        let (who, acl) = (who.clone(), self.acl.clone());
+        let taken = self.client.runtime().detached("role", async move {
+            let node = match client.patiently(|| tree.get(&item)).await {
+                Err(TreeError::NoNode) => return Ok(None),
+                node => node?,
+            };
+            // Each holder raises the item's version, by which its fence is told from another's.
+            let version = node.stat.version;
+            let (data, expected) = (node.data.clone(), Expected::Version(version));
+            let steps = vec![
+                Op::Set { path: item.clone(), data, expected },
+                Op::Check { path: own, expected: Expected::Any },
+                Op::Create { path: path.clone(), data: who, mode: CreateMode::Ephemeral, acl },
+            ];
+            let created = match tree.multi(steps).await {
+                Ok(done) => match done.last() {
+                    Some(Done::Create(made)) => Some(made.stat.created),
+                    _ => None,
+                },
+                Err(TreeError::Multi { at: 0, .. }) => None,
+                Err(TreeError::Multi { at: 2, source }) if *source == TreeError::NodeExists => None,
+                Err(TreeError::Multi { source, .. }) => return Err(*source),
+                Err(error) if error.is_retryable() => {
+                    client.patiently(|| made_by_us(&tree, &item, version, &path)).await?
+                }
+                Err(error) => return Err(error),
+            };
+            Ok(created.map(|created| Taken {
+                job,
+                description: node.data,
+                item: Op::Check { path: item, expected: Expected::Version(version.wrapping_add(1)) },
+                item_created: node.stat.created,
+                owned: Owned::made(&client, &tree, path, created),
+            }))
+        });
+        taken.await.unwrap_or_else(|| Err(stopped()))
     }
 
-    async fn role(&self, job: Sequence, owned: Owned) -> Result<Role, TreeError> {
-        let (tree, path) = (owned.node().tree.clone(), self.jobs.path(job)?);
-        let item = self.client.patiently(|| tree.get(&path)).await?;
-        let withdrawn = {
-            let client = self.client.clone();
-            async move {
-                while let Ok((Some(_), watch)) = client.patiently(|| tree.exists_and_watch(&path)).await {
-                    if watch.await.is_err() {
-                        return;
-                    }
-                }
-            }
-        };
-        let held = Held::until(owned, self.trust, withdrawn).await?;
-        Ok(Role { job, description: item.data, held })
+    async fn role(&self, taken: Taken) -> Result<Role, TreeError> {
+        let Taken { job, description, item, item_created, owned } = taken;
+        let (client, tree, path) = (self.client.clone(), owned.node().tree.clone(), item.path().clone());
+        let withdrawn = async move { drop(gone(&client, &*tree, &path, Some(item_created)).await) };
+        let held = Held::until(owned, Some(item), self.trust, withdrawn).await?;
+        Ok(Role { job, description, held })
     }
+}
+
+/// A job that was taken just now.
+struct Taken {
+    job: Sequence,
+    description: Bytes,
+    /// Whether it is still as its holder left it.
+    item: Op,
+    item_created: Zxid,
+    owned: Owned,
+}
+
+/// After a lost answer: when the node was made, if this session has made it and the item is as it was left then.
+fn made_by_us<'a>(
+    tree: &'a Arc<dyn Tree>,
+    item: &'a NodePath,
+    version: i32,
+    path: &'a NodePath,
+) -> BoxFuture<'a, Result<Option<Zxid>, TreeError>> {
+    Box::pin(async move {
+        tree.sync().await?;
+        let raised = tree.exists(item).await?.filter(|stat| stat.version == version.wrapping_add(1));
+        let made = tree.exists(path).await?.filter(|stat| stat.owner == Some(tree.session().id()));
+        Ok(raised.and(made).map(|stat| stat.created))
+    })
 }
 
 impl fmt::Debug for RoleMatch {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::client::Client;
 use super::held::{Held, Trust};
 use super::line::{Line, Naming, Rule};
-use super::lock::{Lock, hold};
+use super::lock::{Lock, hold_once};
 use super::node::join;
 use crate::tree::{Acl, NodePath, TreeError};
 
@@ -44,9 +44,16 @@ impl Semaphore {
     /// # Errors
     /// As [`Lock::acquire`].
     pub async fn acquire(&self) -> Result<Held, TreeError> {
-        let next = self.locks.acquire().await?;
-        let lease = hold(&self.client, &self.leases, Rule::Among(self.count), self.trust, &Bytes::new()).await;
-        next.release().await;
-        lease
+        loop {
+            let next = self.locks.acquire().await?;
+            let rule = Rule::Among(self.count);
+            let lease = hold_once(&self.client, &self.leases, rule, self.trust, &Bytes::new()).await;
+            next.release().await;
+            match lease {
+                // With the session its place among those who wait went, too.
+                Err(TreeError::NoNode | TreeError::SessionLost) => self.client.pause().await,
+                lease => return lease,
+            }
+        }
     }
 }

@@ -14,7 +14,9 @@ pub(super) fn decode(data: &[u8]) -> Result<Map<String, Value>, String> {
     if text.trim().is_empty() {
         return Ok(Map::new());
     }
-    match serde_saphyr::from_str(text) {
+    // Without the text around what is wrong: a password may stand there, and this is logged.
+    let options = serde_saphyr::options! { with_snippet: false };
+    match serde_saphyr::from_str_with_options(text, options) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(Value::Null) => Ok(Map::new()),
         Ok(_) => Err("it is YAML, but no map".to_owned()),
@@ -52,6 +54,20 @@ mod tests {
         assert_eq!((decode(b""), decode(b" \n"), decode(b"null")), (Ok(Map::new()), Ok(Map::new()), Ok(Map::new())));
         for bad in [&b"[1, 2]"[..], b"text", b"a: [", b"\xff", b"a: 1\na: 2"] {
             assert!(decode(bad).is_err(), "{}", String::from_utf8_lossy(bad));
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_without_what_stands_there() {
+        for bad in [
+            "password: [hunter2",
+            "password: hunter2\npassword: hunter2",
+            "hunter2: {a: \"hunter2",
+            "- hunter2\n- [",
+            "&hunter2 [*hunter3]",
+        ] {
+            let told = decode(bad.as_bytes()).unwrap_err();
+            assert!(!told.contains("hunter2"), "{told}");
         }
     }
 

@@ -7,9 +7,9 @@ mod recipes;
 mod support;
 mod tree;
 
-use coordination::conformance::Case;
+use coordination::conformance::{Case, ElectorSubject};
 use coordination::memory::MemoryOptions;
-use support::{Memory, on_real, slow};
+use support::{Memory, MemoryForest, on_real, slow};
 
 mod real {
     use super::*;
@@ -18,6 +18,26 @@ mod real {
 
     fn run(case: Case) {
         on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
+    }
+
+    mod electors {
+        use super::*;
+
+        coordination::elector_conformance_tests!(run);
+
+        fn run(case: Case<dyn ElectorSubject>) {
+            on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
+        }
+    }
+
+    mod on_a_tree {
+        use super::*;
+
+        coordination::conformance_tests!(run);
+
+        fn run(case: Case) {
+            on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
+        }
     }
 }
 
@@ -31,6 +51,32 @@ mod simulated {
         for seed in 0..8 {
             let sim = simulator::Simulation::new(seed);
             sim.run_until(async { case.run(&Memory::new(sim.outside(), slow())).await });
+        }
+    }
+
+    mod electors {
+        use super::*;
+
+        coordination::elector_conformance_tests!(run);
+
+        fn run(case: Case<dyn ElectorSubject>) {
+            for seed in 0..8 {
+                let sim = simulator::Simulation::new(seed);
+                sim.run_until(async { case.run(&Memory::new(sim.outside(), slow())).await });
+            }
+        }
+    }
+
+    mod on_a_tree {
+        use super::*;
+
+        coordination::conformance_tests!(run);
+
+        fn run(case: Case) {
+            for seed in 0..8 {
+                let sim = simulator::Simulation::new(seed);
+                sim.run_until(async { case.run(&MemoryForest::new(sim.outside(), slow())).await });
+            }
         }
     }
 }

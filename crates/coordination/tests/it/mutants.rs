@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::conformance::{CASES, Case};
+use coordination::conformance::{CASES, Case, elector};
 use coordination::memory::{MemoryElector, MemoryOwnership};
 use coordination::{
     Answer, ClaimName, Elector, Follower, Leadership, Member, MemberId, Ownership, OwnershipError, Seen, View,
@@ -94,7 +94,14 @@ fn catches(bug: Bug, case: &str, seed: u64) -> bool {
                 Arc::new(BrokenElector { bug, inner: if bug == Bug::NameAloneLeads { one_life } else { inner } })
             },
         );
-        AssertUnwindSafe(Case::named(CASES, case).run(&subject)).catch_unwind().await.is_err()
+        let of_electors = elector::CASES.iter().find(|of_electors| of_electors.name == case);
+        let run = async {
+            match of_electors {
+                Some(of_electors) => of_electors.run(&subject).await,
+                None => Case::named(CASES, case).run(&subject).await,
+            }
+        };
+        AssertUnwindSafe(run).catch_unwind().await.is_err()
     })
 }
 

@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::conformance::{Subject, tree};
+use coordination::conformance::{ElectorSubject, Subject, tree};
 use coordination::memory::{MemoryElector, MemoryOptions, MemoryOwnership, MemoryTrees};
+use coordination::recipes::TreeOwnership;
+use coordination::tree::{Acl, NodePath};
 use coordination::{Elector, Ownership};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -45,6 +47,12 @@ impl Subject for Memory {
 
     fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>> {
         async { (self.wrap)(self.ownership.reopen(self.runtime.clone())) }.boxed()
+    }
+}
+
+impl ElectorSubject for Memory {
+    fn runtime(&self) -> Runtime {
+        self.runtime.clone()
     }
 
     fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {
@@ -86,5 +94,26 @@ impl tree::Subject for MemoryForest {
 
     fn process(&self) -> BoxFuture<'_, Arc<dyn tree::Process>> {
         async { Arc::new(self.trees.reopen(self.runtime.clone())) as Arc<dyn tree::Process> }.boxed()
+    }
+}
+
+/// Ownership over the tree in memory.
+impl Subject for MemoryForest {
+    fn runtime(&self) -> Runtime {
+        self.runtime.clone()
+    }
+
+    fn leases_may_grow(&self) -> bool {
+        false
+    }
+
+    fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>> {
+        async {
+            let root = NodePath::new("/cluster/one").expect("a path");
+            let trees = Arc::new(self.trees.reopen(self.runtime.clone()));
+            let ownership = TreeOwnership::new(&self.runtime, trees, &root, Acl::Open, Vec::new());
+            Arc::new(ownership.expect("the path is short")) as Arc<dyn Ownership>
+        }
+        .boxed()
     }
 }

@@ -128,3 +128,36 @@ pub(super) async fn a_listener_goes_on_in_another_session(subject: &dyn Subject)
     let fourth = add(&writer, "").await;
     hears_until(subject, &mut listener, &mut known, &BTreeSet::from([second, third, fourth])).await;
 }
+
+pub(super) async fn a_bag_that_is_made_anew_is_told_anew(subject: &dyn Subject) {
+    let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
+    let tree = writer.tree().await;
+    let make_anew = async || {
+        for id in bag(&writer).ids().await.expect("the bag is open") {
+            remove(&writer, id).await;
+        }
+        tree.delete(&path("/bag/item"), Expected::Any).await.expect("nothing is in");
+    };
+    let ids = |count: i32| (0..count).map(Sequence).collect::<BTreeSet<_>>();
+    for _ in 0..3 {
+        add(&writer, "").await;
+    }
+    reader.tree().await.sync().await.expect("the engine answers");
+    let mut listener = bag(&reader).listen().await.expect("the bag is open");
+    let mut known = listener.present().clone();
+    make_anew().await;
+    hears_until(subject, &mut listener, &mut known, &ids(0)).await;
+    add(&writer, "").await;
+    add(&writer, "").await;
+    hears_until(subject, &mut listener, &mut known, &ids(2)).await;
+    // And where nobody could hear of it.
+    let session = reader.tree().await.session().clone();
+    reader.process.cut(true);
+    within(subject, "its session is lost", session.lost()).await;
+    make_anew().await;
+    add(&writer, "").await;
+    reader.process.cut(false);
+    hears_until(subject, &mut listener, &mut known, &ids(1)).await;
+    add(&writer, "").await;
+    hears_until(subject, &mut listener, &mut known, &ids(2)).await;
+}

@@ -130,6 +130,10 @@ pub(super) async fn instances_are_found_while_they_live(subject: &dyn Subject) {
     let other = discovery(&two).register(&service("queues", "rabbit"), "r", Values::new()).expect("a map");
     are(subject, &mut found, &["10.0.0.1", "10.0.0.2"]).await;
     are(subject, &mut below, &["10.0.0.1", "10.0.0.2", "r"]).await;
+    // A class below is none of the service's of that name.
+    let mut queues = discovery(&one).follow(&service("queues", "kestrel")).await.expect("it is open to all");
+    are(subject, &mut queues, &[]).await;
+    assert_eq!(discovery(&one).pick(&service("queues", "kestrel")).await.expect("it is open to all").now(), None);
     let says = &found.now().all[0];
     assert_eq!(says.service, platform);
     let header = json!({
@@ -146,7 +150,9 @@ pub(super) async fn instances_are_found_while_they_live(subject: &dyn Subject) {
     are(subject, &mut below, &[]).await;
     let bad = values(json!({"header": 7}));
     assert!(matches!(discovery(&one).register(&platform, "k", bad), Err(TreeError::Invalid(_))));
-    assert!(discovery(&one).register(&service("..", "x"), "k", Values::new()).is_err());
+    for (name, key) in [("..", "k"), ("a/b", "k"), ("x", "a/b"), ("x", "")] {
+        assert!(discovery(&one).register(&service("kestrel", name), key, Values::new()).is_err());
+    }
 }
 
 pub(super) async fn a_pick_moves_when_its_instance_goes_and_spreads(subject: &dyn Subject) {

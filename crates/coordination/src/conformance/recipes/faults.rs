@@ -7,10 +7,19 @@ use crate::tree::CreateMode;
 
 /// An acquisition that has its place, the second one.
 async fn behind<'a>(holder: &Peer<'_>, lock: &'a Lock) -> BoxFuture<'a, Result<Held, TreeError>> {
+    behind_others(holder, lock, 2).await
+}
+
+/// As [`behind`], where so many nodes are then.
+pub(super) async fn behind_others<'a>(
+    holder: &Peer<'_>,
+    lock: &'a Lock,
+    count: usize,
+) -> BoxFuture<'a, Result<Held, TreeError>> {
     let mut waiting = lock.acquire().boxed();
-    until(holder.subject, "both stand in line", async || {
+    until(holder.subject, "it stands in line", async || {
         assert!((&mut waiting).now_or_never().is_none(), "somebody else holds it");
-        holder.standing("/locks/one").await.len() == 2
+        holder.standing("/locks/one").await.len() == count
     })
     .await;
     waiting

@@ -25,7 +25,7 @@ pub(super) async fn members_come_and_go(subject: &dyn Subject) {
     are(subject, &mut members, &[]).await;
     let (ann, bob) = (joined(&one, "ann").await, joined(&two, "bob").await);
     are(subject, &mut members, &["ann", "bob"]).await;
-    bob.set(Bytes::from_static(b"second"));
+    bob.set(Bytes::from_static(b"second")).expect("it is not too much");
     let says = members.until(|now| now.members.get("bob").is_some_and(|data| data == "second"));
     within(subject, "what it says is seen", says).await;
     drop(bob);
@@ -45,7 +45,7 @@ pub(super) async fn a_member_is_seen_again_after_its_session_was_lost(subject: &
     are(subject, &mut members, &[]).await;
     let stale = theirs.until(|now| !now.is_current);
     assert!(within(subject, "who is cut off knows it", stale).await.members.contains_key("ann"));
-    presence.set(Bytes::from_static(b"later"));
+    presence.set(Bytes::from_static(b"later")).expect("it is not too much");
     cut.process.cut(false);
     are(subject, &mut members, &["ann"]).await;
     assert_eq!(members.now().members["ann"], "later");
@@ -60,7 +60,15 @@ pub(super) async fn a_name_that_is_taken_is_told_and_had_once_it_is_free(subject
     within(subject, "it is told", seen.wait_for(|seen| *seen == Seen::Taken)).await.expect("it goes on");
     drop(first);
     within(subject, "it is seen", second.present()).await.expect("the group is open");
-    assert!(group(&one).join("a/../b", Bytes::new()).is_err());
+    // Beside another of the same session, too.
+    let third = group(&two).join("ann", Bytes::new()).expect("the name is one");
+    let mut waits = third.seen();
+    within(subject, "it is told", waits.wait_for(|seen| *seen == Seen::Taken)).await.expect("it goes on");
+    a_moment(subject).await;
+    assert_eq!((second.seen().borrow().clone(), waits.borrow().clone()), (Seen::Present, Seen::Taken));
+    for name in ["", "..", "a/b"] {
+        assert!(group(&one).join(name, Bytes::new()).is_err());
+    }
 }
 
 pub(super) async fn a_follower_sees_all_that_is_below_and_nothing_stale(subject: &dyn Subject) {

@@ -1,7 +1,5 @@
 //! Queues, read-write locks and semaphores: lines in which not only the first has its turn.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use futures_util::future::BoxFuture;
 
 use super::*;
@@ -135,25 +133,23 @@ pub(super) async fn readers_share_and_a_writer_is_alone(subject: &dyn Subject) {
 }
 
 pub(super) async fn a_semaphore_has_so_many_leases(subject: &dyn Subject) {
-    const LEASES: usize = 2;
     let peers = [Peer::open(subject).await, Peer::open(subject).await, Peer::open(subject).await];
-    let semaphore =
-        |peer: &Peer<'_>| Semaphore::new(&peer.client, &path("/pool"), LEASES, Acl::Open).expect("a short path");
-    let (holders, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let work = async |peer: &Peer<'_>| {
-        let semaphore = semaphore(peer);
-        for _ in 0..3 {
-            let lease = semaphore.acquire().await.expect("it can be had");
-            let now = holders.fetch_add(1, Ordering::Relaxed) + 1;
-            most.fetch_max(now, Ordering::Relaxed);
-            subject.runtime().sleep(Duration::from_millis(100)).await;
-            assert!(lease.is_valid());
-            holders.fetch_sub(1, Ordering::Relaxed);
-            lease.release().await;
-        }
-    };
-    within(subject, "all have had it", futures_util::future::join_all(peers.iter().map(work))).await;
-    assert_eq!(most.into_inner(), LEASES, "as many as there are, and no more");
+    let semaphore = |peer: &Peer<'_>| Semaphore::new(&peer.client, &path("/pool"), 2, Acl::Open).expect("a short path");
+    let of = [semaphore(&peers[0]), semaphore(&peers[1]), semaphore(&peers[2])];
+    let first = within(subject, "a lease", of[0].acquire()).await.expect("it can be had");
+    let second = within(subject, "a lease", of[1].acquire()).await.expect("it can be had");
+    let mut third = standing(&peers[0], "/pool/leases", 3, of[2].acquire().boxed()).await;
+    let fourth = standing(&peers[0], "/pool/locks", 2, of[0].acquire().boxed()).await;
+    assert!((&mut third).now_or_never().is_none() && first.is_valid() && second.is_valid());
+    // Not the one that was had first.
+    second.release().await;
+    let third = within(subject, "the next lease", third).await.expect("it can be had");
+    let mut fourth = standing(&peers[0], "/pool/leases", 3, fourth).await;
+    assert!((&mut fourth).now_or_never().is_none(), "two are had");
+    first.release().await;
+    let fourth = within(subject, "the last lease", fourth).await.expect("it can be had");
+    third.release().await;
+    fourth.release().await;
     until(subject, "all was given back", async || peers[0].standing("/pool/leases").await.is_empty()).await;
     assert!(Semaphore::new(&peers[0].client, &path("/pool"), 0, Acl::Open).is_err());
 }

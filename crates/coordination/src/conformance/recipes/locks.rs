@@ -84,12 +84,12 @@ pub(super) async fn a_fence_lets_nothing_through_that_comes_late(subject: &dyn S
     let held = one.acquired().await;
     let write = |text: &'static str| Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
     let fence = held.fence();
-    tree.multi(vec![fence.clone(), write("in time")]).await.expect("it is held");
+    tree.multi([fence.clone(), vec![write("in time")]].concat()).await.expect("it is held");
     held.release().await;
     let second = two.acquired().await;
-    let late = tree.multi(vec![fence, write("late")]).await;
+    let late = tree.multi([fence, vec![write("late")]].concat()).await;
     assert_eq!(late, Err(TreeError::Multi { at: 0, source: Box::new(TreeError::NoNode) }));
-    two.tree().await.multi(vec![second.fence(), write("second")]).await.expect("it is held");
+    two.tree().await.multi([second.fence(), vec![write("second")]].concat()).await.expect("it is held");
     second.release().await;
     assert_eq!(tree.get(&account).await.expect("it is there").data, "second");
 }
@@ -136,6 +136,63 @@ pub(super) async fn without_credentials_a_closed_lock_is_refused(subject: &dyn S
     let peer = Peer::open(subject).await;
     let lock = Lock::new(&peer.client, path("/closed"), Acl::Creator);
     assert_eq!(within(subject, "a refusal", lock.acquire()).await.err(), Some(TreeError::InvalidAcl));
+}
+
+pub(super) async fn names_of_others_in_a_line_are_passed_over(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let tree = one.tree().await;
+    let others = ["readme", "lock-", "x-lock-12", "ffffffff__lock__0000000000", "lock-99999999999"];
+    let others = others.map(|name| format!("/locks/one/{name}"));
+    for at in ["/locks", "/locks/one"].into_iter().chain(others.iter().map(String::as_str)) {
+        let made = tree.create(&path(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await;
+        made.expect("its parent is there");
+    }
+    let held = one.acquired().await;
+    let lock = two.lock();
+    let mut waiting = faults::behind_others(&one, &lock, 7).await;
+    assert!((&mut waiting).now_or_never().is_none());
+    held.release().await;
+    within(subject, "the lock", waiting).await.expect("it can be had").release().await;
+    assert_eq!(one.standing("/locks/one").await.len(), 5, "what others made stays");
+}
+
+pub(super) async fn who_waits_does_so_again_when_the_line_is_taken_away(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let operator = Peer::open(subject).await;
+    let held = one.acquired().await;
+    let lock = two.lock();
+    let waiting = faults::behind_others(&one, &lock, 2).await;
+    let tree = operator.tree().await;
+    for name in operator.standing("/locks/one").await {
+        tree.delete(&path(&format!("/locks/one/{name}")), Expected::Any).await.expect("it is open to all");
+    }
+    // Unless somebody stands in it again.
+    drop(tree.delete(&path("/locks/one"), Expected::Any).await);
+    within(subject, "the hold is over", held.cancelled()).await;
+    let term = held.term();
+    let next = within(subject, "the other holds it", waiting).await.expect("it can be had");
+    assert!(next.term() > term);
+    next.release().await;
+}
+
+pub(super) async fn a_late_release_takes_away_no_later_hold(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let first = one.acquired().await;
+    one.process.cut(true);
+    // Its removal waits for the connection.
+    drop(first);
+    let lock = one.lock();
+    let mut again = lock.acquire().boxed();
+    assert!((&mut again).now_or_never().is_none(), "nothing gets through");
+    one.process.cut(false);
+    let second = within(subject, "the lock again", again).await.expect("it can be had");
+    for _ in 0..4 {
+        a_moment(subject).await;
+    }
+    assert!(second.is_valid());
+    assert_eq!(two.standing("/locks/one").await.len(), 1);
+    second.release().await;
+    two.acquired().await.release().await;
 }
 
 /// Counts what is asked of the engine.

@@ -53,6 +53,57 @@ pub(super) async fn all_enter_and_leave_together(subject: &dyn Subject) {
     assert_eq!(peers[0].standing("/double").await, [""; 0], "nothing is left behind");
 }
 
+pub(super) async fn who_is_slow_to_leave_holds_no_later_round_up(subject: &dyn Subject) {
+    let peers = [Peer::open(subject).await, Peer::open(subject).await];
+    let barrier =
+        |peer: &Peer<'_>| DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("a short path");
+    let (fast, slow) = (barrier(&peers[0]), barrier(&peers[1]));
+    let both = futures_util::future::join(fast.enter(), slow.enter());
+    let (first, second) = within(subject, "both enter", both).await;
+    let (first, second) = (first.expect("its session lives"), second.expect("its session lives"));
+    // Its node goes, and it does not look what became of the others' until they have come again.
+    let mut leaving = second.leave().boxed();
+    until(subject, "it goes", async || {
+        let is_out = (&mut leaving).now_or_never().is_some();
+        assert!(!is_out, "the other is inside");
+        peers[0].standing("/double").await.len() == 2
+    })
+    .await;
+    within(subject, "the other leaves", first.leave()).await.expect("its session lives");
+    let mut again = fast.enter().boxed();
+    until(subject, "it has come again", async || {
+        assert!((&mut again).now_or_never().is_none(), "it is alone");
+        peers[0].standing("/double").await.len() == 1
+    })
+    .await;
+    within(subject, "the slow one leaves", leaving).await.expect("its session lives");
+    let both = futures_util::future::join(again, slow.enter());
+    let (first, second) = within(subject, "both enter again", both).await;
+    drop((first.expect("its session lives"), second.expect("its session lives")));
+}
+
+pub(super) async fn what_an_earlier_round_left_lets_nobody_in(subject: &dyn Subject) {
+    let peers = [Peer::open(subject).await, Peer::open(subject).await];
+    let barrier =
+        |peer: &Peer<'_>| DoubleBarrier::new(&peer.client, path("/double"), 2, Acl::Open).expect("a short path");
+    let (one, two) = (barrier(&peers[0]), barrier(&peers[1]));
+    let both = futures_util::future::join(one.enter(), two.enter());
+    drop(within(subject, "both enter", both).await);
+    let left = async || peers[0].standing("/double").await == ["ready"];
+    until(subject, "both have died, so to speak", left).await;
+    let mut entering = one.enter().boxed();
+    for _ in 0..3 {
+        a_moment(subject).await;
+        assert!((&mut entering).now_or_never().is_none(), "it is alone");
+    }
+    let both = futures_util::future::join(entering, two.enter());
+    let (first, second) = within(subject, "both enter", both).await;
+    let both = (first.expect("its session lives"), second.expect("its session lives"));
+    let both = futures_util::future::join(both.0.leave(), both.1.leave());
+    assert_eq!(within(subject, "both leave", both).await, (Ok(()), Ok(())));
+    assert!(DoubleBarrier::new(&peers[0].client, path("/double"), 0, Acl::Open).is_err());
+}
+
 pub(super) async fn every_increment_is_counted(subject: &dyn Subject) {
     const EACH: i64 = 20;
     let peers = [Peer::open(subject).await, Peer::open(subject).await, Peer::open(subject).await];

@@ -86,3 +86,42 @@ pub(super) async fn a_dead_holders_job_is_open(subject: &dyn Subject) {
     assert_eq!(second.job, job);
     assert_eq!(assigned(&next).await, BTreeMap::from([(job.0, "next".into())]));
 }
+
+pub(super) async fn an_application_that_is_dropped_leaves_no_holder(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    for micros in [0, 100, 500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000] {
+        let job = add_job(&two, "sweep").await;
+        let (roles_of_one, who) = (roles(&one), Bytes::from_static(b"ann"));
+        let applied = subject.runtime().timeout(Duration::from_micros(micros), roles_of_one.apply(&who)).await;
+        drop(applied);
+        until(subject, "nobody has it", async || assigned(&two).await.is_empty()).await;
+        let role = hired(&two, "bob").await;
+        assert_eq!(role.job, job);
+        assert_eq!(roles(&two).jobs().remove(job).await, Ok(true));
+        role.held.release().await;
+    }
+}
+
+pub(super) async fn a_holders_fence_is_its_own(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let (tree, account) = (one.tree().await, path("/account"));
+    let made = tree.create(&account, Bytes::new(), crate::tree::CreateMode::Persistent, Acl::Open).await;
+    made.expect("the root is open");
+    let write = |fence: Vec<crate::tree::Op>, text: &'static str| {
+        let write = crate::tree::Op::Set { path: account.clone(), data: text.into(), expected: Expected::Any };
+        [fence, vec![write]].concat()
+    };
+    let job = add_job(&two, "sweep").await;
+    let first = hired(&one, "ann").await;
+    let fence = first.held.fence();
+    tree.multi(write(fence.clone(), "in time")).await.expect("it has the job");
+    first.held.release().await;
+    assert!(tree.multi(write(fence.clone(), "late")).await.is_err(), "nobody has the job");
+    let second = hired(&two, "bob").await;
+    assert!(tree.multi(write(fence, "late")).await.is_err(), "another has the job");
+    let fence = second.held.fence();
+    two.tree().await.multi(write(fence.clone(), "second")).await.expect("it has the job");
+    assert_eq!(roles(&one).jobs().remove(job).await, Ok(true));
+    assert!(two.tree().await.multi(write(fence, "withdrawn")).await.is_err(), "there is no such job");
+    assert_eq!(two.tree().await.get(&account).await.expect("it is there").data, "second");
+}
