@@ -21,8 +21,8 @@ const NEEDS: [Need; 10] = [
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
-    // ZooKeeper and its like run in the one; the other fetches their jars.
-    Need { program: "java", arguments: &["-version"], package: "default-jre-headless" },
+    // ZooKeeper and its like run in it, and a peer with Curator is compiled by it; the other fetches their jars.
+    Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
     Need { program: "mvn", arguments: &["--version"], package: "maven" },
     // Whichever version the system has; the crate `engines` starts servers of its own, and leaves the system's alone.
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },

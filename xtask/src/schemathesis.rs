@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 
 use crate::stage::{self, CARGO, Counts, run_check};
-use crate::test::python_environment;
 
 const FOLDER: &str = "tools/schemathesis";
 /// For each operation and kind of data. There is no limit in time: what is asked must not depend on how fast a machine is, so that
@@ -25,7 +24,7 @@ const RUNS: [(&str, &str, &str); 3] = [
 /// # Errors
 /// If the environment cannot be made, or the server does not start.
 pub(crate) fn run() -> anyhow::Result<Counts> {
-    let programs = python_environment("schemathesis", &Path::new(FOLDER).join("requirements.txt"))?;
+    let programs = engines::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;
     let built =
         run_check(Command::new(CARGO).args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
     ensure!(built.failed == 0, "the server does not build");

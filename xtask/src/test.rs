@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every stage runs, whatever became of the others, so that one run tells all that is wrong.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
@@ -84,7 +84,8 @@ fn tests() -> anyhow::Result<Counts> {
 /// The receiver in Python has tests of its own, in an environment of its own.
 fn receiver_python() -> anyhow::Result<Counts> {
     let folder = Path::new("tools/receiver-python");
-    let programs = python_environment("receiver-python", &folder.join("requirements.txt"))?;
+    let requirements = stage::root().join(folder).join("requirements.txt");
+    let programs = engines::python::environment("receiver-python", &requirements)?;
     // unittest tells its count on stderr.
     let script =
         format!("exec {}/python -m unittest discover --start-directory {} 2>&1", programs.display(), folder.display());
@@ -93,24 +94,6 @@ fn receiver_python() -> anyhow::Result<Counts> {
 
 /// The container's file is looked over; it is not built.
 fn containerfile() -> anyhow::Result<Counts> {
-    let programs = python_environment("deploy", Path::new("deploy/requirements.txt"))?;
+    let programs = engines::python::environment("deploy", &stage::root().join("deploy/requirements.txt"))?;
     run_check(Command::new(programs.join("hadolint")).arg("deploy/Containerfile"))
-}
-
-/// An environment of this name, with what `requirements` asks for; where its programs are.
-///
-/// # Errors
-/// If it cannot be made.
-pub(crate) fn python_environment(name: &str, requirements: &Path) -> anyhow::Result<PathBuf> {
-    let environment = Path::new("target").join(name);
-    let programs = environment.join("bin");
-    let python = programs.join("python");
-    if !stage::root().join(&python).exists() {
-        let made = run_check(Command::new("python3").args(["-m", "venv"]).arg(&environment))?;
-        anyhow::ensure!(made.failed == 0, "python3 cannot make an environment in {}", environment.display());
-    }
-    let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement"];
-    let installed = run_check(Command::new(&python).args(pip).arg(requirements))?;
-    anyhow::ensure!(installed.failed == 0, "pip cannot install {}", requirements.display());
-    Ok(programs)
 }

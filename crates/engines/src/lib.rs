@@ -8,12 +8,15 @@
 // A test's own thread may wait, read a clock and start programs: `runtime` is the door of what is tested.
 #![expect(clippy::disallowed_methods, reason = "no part of the product; see above")]
 
+mod cache;
 mod certificate;
 mod guard;
 pub mod java;
+pub mod mixed;
 mod port;
 pub mod postgres;
 mod proxy;
+pub mod python;
 pub mod zookeeper;
 
 pub use proxy::Proxy;

@@ -53,7 +53,8 @@ impl Zookeeper {
     /// # Errors
     /// If Java or Maven are not installed, or it does not start; its logs are then part of the error.
     pub fn start(count: usize) -> anyhow::Result<Zookeeper> {
-        let jars = java::jars("zookeeper")?;
+        let pom = Path::new(env!("CARGO_MANIFEST_DIR")).join("java/zookeeper/pom.xml");
+        let jars = java::jars("zookeeper", &pom)?;
         // A port may be taken by somebody else between the look and the start.
         let mut attempts_left = 3;
         loop {
@@ -180,12 +181,12 @@ impl Server {
 
     fn spawn(&self, jars: &Path) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.folder.join("server.log"))?;
-        let mut command = java::command(jars);
+        let mut command = java::command(&[jars]);
         // Empty containers are looked for more often than once a minute.
         command.args(["-Dznode.container.checkIntervalMs=500", "-Dzookeeper.admin.enableServer=false"]);
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(self.folder.join("zoo.cfg"));
         command.current_dir(&self.folder).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let process = command.spawn().context("cannot start java: install the package `default-jre-headless`")?;
+        let process = command.spawn().context("cannot start java: install the package `default-jdk-headless`")?;
         fs::write(self.folder.join("pid"), process.id().to_string())?;
         *self.process() = Some(process);
         Ok(())

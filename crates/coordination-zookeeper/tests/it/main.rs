@@ -4,4 +4,5 @@
 
 mod conformance;
 mod connections;
+mod mixed;
 mod support;
