@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
@@ -17,7 +17,9 @@ pub struct Proxy {
 struct Way {
     is_cut: AtomicBool,
     is_over: AtomicBool,
-    /// Both ends of each.
+    /// Counts the times it was cut or mended: what was sent over an earlier connection may be lost, so nothing more goes over it.
+    age: AtomicU64,
+    /// Both ends of each of this age; held while that changes.
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -50,41 +52,45 @@ impl Proxy {
     /// While it is cut, connections stay open, and what is sent over them, and over new ones, is lost, as if it were a cable. Mended, it
     /// ends those, and new ones get through.
     pub fn cut(&self, is_cut: bool) {
-        if !is_cut {
-            self.drop_connections();
-        }
-        self.way.is_cut.store(is_cut, Ordering::Release);
-    }
-
-    fn drop_connections(&self) {
         let mut connections = self.way.connections.lock().expect("no holder of this lock panics");
-        for connection in connections.drain(..) {
-            // It may have ended by itself.
-            drop(connection.shutdown(Shutdown::Both));
+        self.way.age.fetch_add(1, Ordering::AcqRel);
+        self.way.is_cut.store(is_cut, Ordering::Release);
+        if !is_cut {
+            end(&mut connections);
         }
+    }
+}
+
+fn end(connections: &mut Vec<TcpStream>) {
+    for connection in connections.drain(..) {
+        // It may have ended by itself.
+        drop(connection.shutdown(Shutdown::Both));
     }
 }
 
 impl Way {
     fn lead(self: &Arc<Self>, near: TcpStream, far: TcpStream) -> std::io::Result<()> {
+        let mut connections = self.connections.lock().expect("no holder of this lock panics");
+        let age = self.age.load(Ordering::Acquire);
         for (from, to) in [(near.try_clone()?, far.try_clone()?), (far.try_clone()?, near.try_clone()?)] {
             from.set_nodelay(true)?;
             let way = self.clone();
-            thread::spawn(move || way.forward(from, to));
+            thread::spawn(move || way.forward(from, to, age));
         }
-        self.connections.lock().expect("no holder of this lock panics").extend([near, far]);
+        connections.extend([near, far]);
         Ok(())
     }
 
-    fn forward(&self, mut from: TcpStream, mut to: TcpStream) {
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream, age: u64) {
+        let is_whole = || !self.is_cut.load(Ordering::Acquire) && self.age.load(Ordering::Acquire) == age;
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            if !self.is_cut.load(Ordering::Acquire) && to.write_all(&buffer[..count]).is_err() {
+            if is_whole() && to.write_all(&buffer[..count]).is_err() {
                 break;
             }
         }
         // The end of one half is told to the other, unless the cable is cut.
-        if !self.is_cut.load(Ordering::Acquire) {
+        if is_whole() {
             drop(to.shutdown(Shutdown::Both));
         }
     }
@@ -93,7 +99,7 @@ impl Way {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.way.is_over.store(true, Ordering::Release);
-        self.drop_connections();
+        end(&mut self.way.connections.lock().expect("no holder of this lock panics"));
         // Wakes the listener.
         drop(TcpStream::connect(self.address));
     }

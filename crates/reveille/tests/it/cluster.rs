@@ -12,7 +12,7 @@ use crate::PATIENCE;
 use crate::client::{Answer, Client, one_shot, rfc3339};
 use crate::receiver::{Hit, Receiver};
 use crate::server::{BINARY, Server};
-use crate::{now_millis, until};
+use crate::{Stalls, now_millis, until};
 
 /// A database with its schema, and a folder with its key.
 pub(crate) struct Home {
@@ -114,7 +114,8 @@ fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
     let (a, b) = (home.start("a"), home.start("b"));
     home.settle(&["a", "b"]);
 
-    let from = now_millis() + 1_500;
+    // After all are made, on a slow machine, too: one that has fired and is moved fires twice.
+    let from = now_millis() + 6_000;
     let mut clients = [a.client(), b.client()];
     for n in 0..200_u64 {
         let schedule = one_shot(&format!("n{n}"), from + 10 * n, &receiver.url(), &json!(n));
@@ -127,6 +128,7 @@ fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
     assert_eq!((cancelled.status, cancelled.json()["result"].clone()), (200, json!("cancelled")), "{}", cancelled.body);
     let moved = one_shot("n198", from + 100, &receiver.url(), &json!(198)).to_string();
     assert_eq!(clients[0].send("PUT", "/v1/schedules/n198", &moved).unwrap().status, 200);
+    assert!(now_millis() < from, "this machine is too slow for what comes");
 
     receiver.wait(|hits| hits.len() >= 60);
     let leads = |status: Value| -> Vec<String> {
@@ -138,9 +140,11 @@ fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
     assert!(a.stop().success());
     home.settle(&["b"]);
     let hits = receiver.wait(|hits| hits.len() >= 199);
-    let counts = counts(&hits);
-    assert_eq!((counts.len(), hits.len()), (199, 199), "each once");
     assert!(!hits.iter().any(|hit| hit.schedule == "n199"), "it was cancelled");
+    let runs_of =
+        |n: u64| hits.iter().filter(|hit| hit.schedule == format!("n{n}")).map(|hit| &hit.run).collect::<Vec<_>>();
+    let not_once: Vec<_> = (0..199).map(|n| (n, runs_of(n))).filter(|(_, runs)| runs.len() != 1).collect();
+    assert!(not_once.is_empty() && counts(&hits).len() == 199, "each once, but for {not_once:?}");
     let runs = b.client().get("/v1/schedules/n3/runs").json();
     assert_eq!(runs["runs"][0]["state"], "succeeded", "{runs}");
     let metrics = b.client().get("/metrics").body;
@@ -168,14 +172,19 @@ fn the_shards_of_a_killed_member_fire_again_within_its_lease_and_a_second() {
         assert_eq!(client.create(&schedule).status, 201);
     }
     receiver.wait(|hits| hits.len() >= 40);
+    let stalls = Stalls::watch();
     a.kill();
     let hits = receiver.wait(|hits| counts(hits).len() == 400);
+    let stood = stalls.millis();
     let latest = hits.iter().map(|hit| {
         let n: u64 = hit.schedule[1..].parse().unwrap();
         hit.at_millis.saturating_sub(from + 10 * n)
     });
     let latest = latest.max().unwrap();
-    assert!(latest < 2_000 + 1_000 + 500, "{latest} ms late: a lease of 2 s, a second, and the machine's noise");
+    assert!(
+        latest < 2_000 + 1_000 + 500 + stood,
+        "{latest} ms late: a lease of 2 s, a second, and {stood} ms of noise"
+    );
     assert!(hits.len() < 410, "few were in flight at the kill: {} callbacks for 400", hits.len());
     assert!(b.stop().success());
 }

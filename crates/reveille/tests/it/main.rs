@@ -26,6 +26,8 @@ mod server;
 mod spans;
 mod tls;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -39,6 +41,36 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "{what}");
         thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// How long this machine stood still, as a thread sees it that sleeps for moments.
+struct Stalls {
+    is_over: Arc<AtomicBool>,
+    watching: thread::JoinHandle<Duration>,
+}
+
+impl Stalls {
+    fn watch() -> Self {
+        const MOMENT: Duration = Duration::from_millis(10);
+        let is_over = Arc::<AtomicBool>::default();
+        let until = is_over.clone();
+        let watching = thread::spawn(move || {
+            let mut stood = Duration::ZERO;
+            while !until.load(Ordering::Relaxed) {
+                let before = Instant::now();
+                thread::sleep(MOMENT);
+                let late = before.elapsed() - MOMENT;
+                stood += if late > MOMENT { late } else { Duration::ZERO };
+            }
+            stood
+        });
+        Stalls { is_over, watching }
+    }
+
+    fn millis(self) -> u64 {
+        self.is_over.store(true, Ordering::Relaxed);
+        u64::try_from(self.watching.join().unwrap().as_millis()).unwrap()
     }
 }
 
