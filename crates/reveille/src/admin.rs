@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use coordination::{MemberId, Ownership, View};
-use coordination_postgres::PostgresCoordination;
+use coordination::{MemberId, View};
 use domain::egress::Class;
 use domain::id::SHARDS;
 use domain::{Egress, PollerId, ShardId, Term, Timestamp};
@@ -62,8 +61,6 @@ pub(crate) struct StatusArguments {
 
 /// Pollers that one read of due rows is asked for.
 const READS_PER_CALL: usize = 256;
-/// How long a status waits for the engine of coordination, whatever the members' lease is.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) async fn store(runtime: &Runtime, command: &StoreCommand) -> anyhow::Result<()> {
     match command {
@@ -114,8 +111,7 @@ pub(crate) async fn make_schema(runtime: &Runtime, engine: &PostgresEngine) -> a
     let options = engine.store_options();
     let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;
     let migrated = migrated.context("cannot migrate the store")?;
-    let coordination = engine.coordination_options(PATIENCE);
-    let coordinated = coordination_postgres::migrate(runtime, engine.coordination.as_str(), &coordination).await;
+    let coordinated = coordination_url::migrate(runtime, engine.coordination.as_str(), engine.password.clone()).await;
     coordinated.context("the store is migrated, and its coordination cannot be")?;
     console::line(&match migrated.from {
         None => format!("made the schema, version {}, of the cluster {}", migrated.to, migrated.cluster),
@@ -180,10 +176,8 @@ struct ShardStatus {
 
 async fn status(runtime: &Runtime, arguments: &StatusArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
-    let options = engine.coordination_options(PATIENCE);
-    let coordination = PostgresCoordination::open(runtime, engine.coordination.as_str(), &options).await;
-    let view = coordination.context("cannot open the coordination")?.view().await.context("cannot see the members")?;
     let status = with_store(runtime, &engine, async |store| {
+        let view = engine.view(runtime, &store).await?;
         let terms = store.terms().await.context("cannot read the terms")?;
         let lags = lags(store, runtime.now()).await.context("cannot read what is due")?;
         Ok(Status::new(store.cluster().id.clone(), &view, &terms, &lags))

@@ -13,7 +13,7 @@ mod quota;
 mod run;
 mod schedule;
 mod secret;
-mod show;
+pub(crate) mod show;
 mod tenant;
 
 use clap::{Args, CommandFactory, Subcommand};

@@ -1,4 +1,4 @@
-//! One member of a cluster whose data and coordination are in PostgreSQL: opening what it stands on, and joining.
+//! One member of a cluster whose data are in PostgreSQL: opening what it stands on, and joining.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -8,7 +8,6 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
 use coordination::membership::{self, Profile};
-use coordination_postgres::PostgresCoordination;
 use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Deliver, Peering, Registry, Scheduler};
@@ -162,22 +161,14 @@ pub(crate) async fn join(
     let secret = secret(store)?;
     let listener = Listener::bind(runtime, arguments.peer_listen, ListenerOptions::default()).await?;
     let profile = arguments.profile(listener.local_addr())?;
-    let coordination_options = engine.coordination_options(arguments.lease());
-    let coordination = PostgresCoordination::open(runtime, engine.coordination.as_str(), &coordination_options);
-    let coordination = coordination.await.context("cannot coordinate with the other members")?;
-    let meets_in = store.meet_in(coordination.id()).await.context("cannot look where the members meet")?;
-    ensure!(
-        meets_in == coordination.id(),
-        "the members of this cluster meet elsewhere: give the same --coordination as they do. To move them, stop them all, \
-         and `update reveille.meta set coordination = null` in the store's database"
-    );
+    let meeting = engine.meeting(runtime, arguments.lease(), store).await?;
     tracing::info!(member = profile.name, peers = profile.address, cluster = store.cluster().id, "joining");
     let peers = HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default());
     store.register(&mut registry);
     listener.register(&mut registry);
     peers.register(&mut registry);
     let peering = Peering {
-        ownership: Arc::new(coordination),
+        ownership: meeting.ownership,
         peers: Arc::new(peers),
         profile,
         registry,

@@ -4,11 +4,23 @@
 //! password, so none is ever printed or logged as it was given.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
+use coordination::View;
+use coordination::tree::Credentials;
+use coordination_url::Meeting;
+use runtime::Runtime;
+use sha2::{Digest as _, Sha256};
+use store_postgres::PostgresStore;
+
+/// How long who is no member waits for the engine of coordination, whatever the members' lease is.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A URL as it was given; its `Debug` hides it.
 #[derive(Clone, PartialEq, Eq)]
@@ -40,7 +52,8 @@ pub(crate) struct EngineArguments {
     /// Where the data is, postgres://USER:PASSWORD@HOST:PORT/DATABASE; without it, in the data folder
     #[arg(long, env = "REVEILLE_STORE", hide_env_values = true)]
     store: Option<Url>,
-    /// Where members find each other [default: the store's database]
+    /// Where members find each other, postgres://USER:PASSWORD@HOST:PORT/DATABASE or zookeeper://HOST:PORT,HOST:PORT/ROOT [default: the
+    /// store's database]
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Option<Url>,
     /// A file with the password for these, instead of one in the URL
@@ -101,10 +114,17 @@ impl EngineArguments {
     }
 
     fn password(&self) -> anyhow::Result<Option<String>> {
-        let Some(path) = &self.password_file else { return Ok(None) };
-        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-        Ok(Some(text.trim_end_matches(['\r', '\n']).to_owned()))
+        self.password_file.as_deref().map(read_password).transpose()
     }
+}
+
+/// Without the line's end.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(crate) fn read_password(path: &Path) -> anyhow::Result<String> {
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
 impl PostgresEngine {
@@ -112,12 +132,49 @@ impl PostgresEngine {
         store_postgres::Options { password: self.password.clone(), ..store_postgres::Options::default() }
     }
 
-    pub(crate) fn coordination_options(&self, lease: std::time::Duration) -> coordination_postgres::Options {
-        coordination_postgres::Options {
-            password: self.password.clone(),
-            ..coordination_postgres::Options::with_lease(lease)
-        }
+    /// Where the members of the cluster in `store` meet, whose leases are `lease`. On a tree their nodes are closed to all who do not know the
+    /// cluster's secret.
+    ///
+    /// # Errors
+    /// With the next step for the operator.
+    pub(crate) async fn meeting(
+        &self,
+        runtime: &Runtime,
+        lease: Duration,
+        store: &PostgresStore,
+    ) -> anyhow::Result<Meeting> {
+        let meeting = self.open_meeting(runtime, lease, store).await?;
+        let meets_in = store.meet_in(&meeting.id).await.context("cannot look where the members meet")?;
+        check_meeting(&meeting, &meets_in)?;
+        Ok(meeting)
     }
+
+    /// # Errors
+    /// With the next step for the operator.
+    pub(crate) async fn view(&self, runtime: &Runtime, store: &PostgresStore) -> anyhow::Result<View> {
+        let meeting = self.open_meeting(runtime, PATIENCE, store).await?;
+        if let Some(meets_in) = &store.cluster().meets_in {
+            check_meeting(&meeting, meets_in)?;
+        }
+        meeting.ownership.view().await.context("cannot see the members")
+    }
+
+    async fn open_meeting(&self, runtime: &Runtime, lease: Duration, store: &PostgresStore) -> anyhow::Result<Meeting> {
+        let secret = Sha256::new().chain_update("reveille coordination").chain_update(&store.cluster().peer_secret.0);
+        let credentials = Credentials { name: "reveille".to_owned(), password: BASE64.encode(secret.finalize()) };
+        let options = coordination_url::Options { password: self.password.clone(), credentials: vec![credentials] };
+        let meeting = coordination_url::meeting(runtime, self.coordination.as_str(), lease, &options).await;
+        meeting.context("cannot coordinate with the other members")
+    }
+}
+
+fn check_meeting(meeting: &Meeting, meets_in: &str) -> anyhow::Result<()> {
+    ensure!(
+        meets_in == meeting.id,
+        "the members of this cluster meet elsewhere: give the same --coordination as they do. To move them, stop them all, \
+         and `update reveille.meta set coordination = null` in the store's database"
+    );
+    Ok(())
 }
 
 #[cfg(test)]

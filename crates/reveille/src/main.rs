@@ -17,6 +17,7 @@ mod otlp;
 mod privacy;
 mod progress;
 mod receiver;
+mod recipes;
 mod serve;
 mod server_url;
 mod service;
@@ -68,6 +69,8 @@ enum Command {
     },
     #[command(flatten)]
     Client(cli::Command),
+    #[command(flatten)]
+    Recipes(recipes::Command),
     /// Print each callback that arrives
     Receiver(receiver::ReceiverArguments),
     /// Care for the database that a cluster's data is in
@@ -152,6 +155,7 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
         Command::Serve(arguments) => serve::serve(runtime, &arguments).await,
         Command::Demo { seconds } => demo::run(runtime, Duration::from_secs(seconds)).await,
         Command::Client(command) => cli::obey::<Arguments>(runtime, command).await,
+        Command::Recipes(command) => Box::pin(recipes::obey(runtime, command)).await,
         Command::Receiver(arguments) => receiver::print(runtime, &arguments).await,
         Command::Store(command) => admin::store(runtime, &command).await,
         Command::Cluster(command) => admin::cluster(runtime, &command).await,

@@ -11,8 +11,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use coordination::Ownership;
-use coordination_postgres::PostgresCoordination;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
@@ -105,15 +103,16 @@ async fn on_both(
 ) -> anyhow::Result<Copied> {
     let data = &arguments.data;
     make_private(data).with_context(|| format!("cannot make the data folder {}", data.display()))?;
-    let options = engine.coordination_options(admin::PATIENCE);
-    let coordination = PostgresCoordination::open(runtime, engine.coordination.as_str(), &options).await;
-    let view = coordination.context("cannot open the coordination")?.view().await.context("cannot see the members")?;
-    let names: Vec<&str> = view.members.iter().map(|member| member.name.as_str()).collect();
-    ensure!(names.is_empty(), "stop the members that run on the database first: {}", names.join(", "));
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), store_embedded::Options::default()).await;
     let embedded = opened.map_err(|error| explain_open(error, data))?;
-    let copied = admin::with_store(runtime, engine, async |postgres| work(&embedded, postgres).await).await;
+    let copied = admin::with_store(runtime, engine, async |postgres| {
+        let view = engine.view(runtime, postgres).await?;
+        let names: Vec<&str> = view.members.iter().map(|member| member.name.as_str()).collect();
+        ensure!(names.is_empty(), "stop the members that run on the database first: {}", names.join(", "));
+        work(&embedded, postgres).await
+    });
+    let copied = copied.await;
     embedded.close().await;
     tasks.join().await;
     copied

@@ -102,6 +102,8 @@ pub struct Cluster {
     pub id: String,
     /// What members know each other by, 32 bytes.
     pub peer_secret: SecretBytes,
+    /// The id of the place where its members meet, if one has joined before this was opened.
+    pub meets_in: Option<String>,
 }
 
 /// The cluster, if the schema is this build's and the cluster the one that is expected.
@@ -135,9 +137,9 @@ async fn version(session: &Session) -> Result<Option<i32>, Failure> {
 }
 
 async fn cluster(session: &Session) -> Result<Cluster, Failure> {
-    let select = "select cluster::text, peer_secret from reveille.meta";
+    let select = "select cluster::text, peer_secret, coordination from reveille.meta";
     let row = session.within(session.client().query_one(select, &[])).await?;
-    Ok(Cluster { id: row.get(0), peer_secret: SecretBytes(row.get(1)) })
+    Ok(Cluster { id: row.get(0), peer_secret: SecretBytes(row.get(1)), meets_in: row.get(2) })
 }
 
 #[cfg(test)]

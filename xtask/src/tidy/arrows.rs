@@ -40,7 +40,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
     Rule { name, may_use, tests_may_use, outside: None }
 }
 
-const RULES: [Rule; 21] = [
+const RULES: [Rule; 22] = [
     // Pure: no async runtime, clock, randomness or I/O in sight.
     Rule {
         name: "domain",
@@ -55,6 +55,7 @@ const RULES: [Rule; 21] = [
     rule("coordination", &["domain", "runtime"], &["simulator"]),
     rule("coordination-postgres", &["domain", "runtime", "coordination", "postgres-client"], &["engines"]),
     rule("coordination-zookeeper", &["domain", "runtime", "coordination"], &["engines"]),
+    rule("coordination-url", &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"], &[]),
     rule("store-embedded", &["domain", "runtime", "journal", "store"], &["simulator"]),
     rule("store-postgres", &["domain", "runtime", "store", "postgres-client"], &["engines"]),
     rule("postgres-client", &["runtime"], &["engines"]),
@@ -75,7 +76,7 @@ const RULES: [Rule; 21] = [
             "callback",
             "client",
             "coordination",
-            "coordination-postgres",
+            "coordination-url",
             "domain",
             "journal",
             "peers",

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use domain::Term;
-use runtime::TaskSet;
+use runtime::{Monotonic, TaskSet};
 use tokio_util::sync::CancellationToken;
 
 use super::node::Owned;
@@ -77,6 +77,12 @@ impl Held {
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.over.is_cancelled() && self.session.is_valid(self.owned.node().client.runtime().monotonic())
+    }
+
+    /// When it is over unless the engine answers before: whoever does something that stands still with this process, too, ends it then.
+    #[must_use]
+    pub fn deadline(&self) -> Monotonic {
+        self.session.deadline()
     }
 
     /// Ready when it is over: its node was taken away, or the engine is not heard of.

@@ -49,6 +49,8 @@ struct Inner {
     client: Client,
     members: NodePath,
     claims: NodePath,
+    /// Holds the place's id.
+    id: NodePath,
     /// Touched at each renewal, whose time the engine tells.
     clock: NodePath,
     joined: Mutex<Joined>,
@@ -88,11 +90,21 @@ impl TreeOwnership {
             client,
             members: join(root, MEMBERS)?,
             claims: join(root, CLAIMS)?,
+            id: join(root, "id")?,
             clock: join(root, "clock")?,
             joined: Mutex::default(),
             changes,
             _tasks: tasks,
         })))
+    }
+
+    /// Of this place, made by whoever asks first, kept for ever: all who open it are told the same.
+    ///
+    /// # Errors
+    /// As those of [`Ownership::view`].
+    pub fn id(&self) -> Answer<'_, String> {
+        let inner = self.0.clone();
+        self.0.detached(async move { inner.id().await.map_err(told) })
     }
 }
 
@@ -142,6 +154,15 @@ impl Inner {
             joined.ended.pop_front();
         }
         Some(session)
+    }
+
+    async fn id(&self) -> Result<String, TreeError> {
+        let tree = self.client.session().await?;
+        let id = Bytes::from(MemberId::random(&self.runtime).to_string());
+        make(&self.client, &*tree, &self.id, id, CreateMode::Persistent, &self.acl).await?;
+        tree.sync().await?;
+        let node = tree.get(&self.id).await?;
+        String::from_utf8(node.data.to_vec()).map_err(|_| not_ours())
     }
 
     async fn join(self: Arc<Self>, member: Member, lease: Duration) -> Result<Seen, OwnershipError> {

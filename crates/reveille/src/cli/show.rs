@@ -5,17 +5,17 @@ use serde::Serialize;
 use crate::console;
 
 /// Prints `value` as JSON, on one line.
-pub(super) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(console::line(&serde_json::to_string(value)?)?)
 }
 
 /// Rows under heads, each column as wide as its widest cell.
-pub(super) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
+pub(crate) fn table<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> anyhow::Result<()> {
     Ok(console::line(text_of(heads, rows).trim_end())?)
 }
 
 /// One thing, a field a line; those without a value are left out.
-pub(super) fn fields(fields: &[(&str, Option<String>)]) -> anyhow::Result<()> {
+pub(crate) fn fields(fields: &[(&str, Option<String>)]) -> anyhow::Result<()> {
     let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     let told = fields.iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
     let lines: Vec<String> = told.map(|(name, value)| format!("{name:<width$}  {}", harmless(value))).collect();
@@ -39,13 +39,20 @@ fn text_of<const N: usize>(heads: [&str; N], rows: &[[String; N]]) -> String {
 }
 
 /// Labels, names and answers were written by others: what would drive a terminal is spelled out.
-pub(super) fn harmless(text: &str) -> String {
+pub(crate) fn harmless(text: &str) -> String {
     let spell = |c: char| if c.is_control() { c.escape_default().to_string() } else { c.to_string() };
     text.chars().map(spell).collect()
 }
 
+/// As [`harmless`], with the ends of lines and tabs as they are.
+pub(crate) fn harmless_lines(text: &str) -> String {
+    let spell =
+        |c: char| if c.is_control() && !"\n\t".contains(c) { c.escape_default().to_string() } else { c.to_string() };
+    text.chars().map(spell).collect()
+}
+
 /// A value that may not be there.
-pub(super) fn or_dash(value: Option<impl ToString>) -> String {
+pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
     value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 

@@ -21,6 +21,7 @@ mod process;
 mod progress;
 mod receiver;
 mod receiving;
+mod recipes;
 mod secrets;
 mod server;
 mod spans;

@@ -1,0 +1,146 @@
+//! Coordination by URL: a program that is told `zookeeper://…` or `postgres://…` names no engine itself, and moves by another URL.
+//!
+//! What it does not do: keep anything, or try again. The recipes' `Client` does that, with the [`Trees`] that are opened here.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coordination::recipes::TreeOwnership;
+use coordination::tree::{Acl, Credentials, NodePath, Trees};
+use coordination::{Ownership, OwnershipError};
+use coordination_postgres::{PostgresCoordination, PostgresTrees};
+use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl, ZookeeperUrlError};
+use runtime::Runtime;
+
+/// Why nothing was opened.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It does not repeat the URL, which may hold a password.
+    #[error(
+        "the URL names no engine of coordination that is known: zookeeper://HOST:PORT,HOST:PORT/ROOT, or \
+         postgres://USER:PASSWORD@HOST:PORT/DATABASE, which `reveille store migrate` has prepared"
+    )]
+    Unknown,
+    #[error(transparent)]
+    Zookeeper(#[from] ZookeeperUrlError),
+    #[error(transparent)]
+    Postgres(#[from] coordination_postgres::OpenError),
+    #[error(transparent)]
+    Ownership(#[from] OwnershipError),
+}
+
+/// What a URL does not say.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Of the database, instead of one in the URL.
+    pub password: Option<String>,
+    /// Of the members of one cluster on a tree, whose nodes are then closed to everybody else.
+    pub credentials: Vec<Credentials>,
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options").finish_non_exhaustive()
+    }
+}
+
+/// Where the members of a cluster meet.
+#[derive(Clone)]
+pub struct Meeting {
+    pub ownership: Arc<dyn Ownership>,
+    /// Of the place, kept for ever: all who open it are told the same.
+    pub id: String,
+}
+
+impl fmt::Debug for Meeting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meeting").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// Which engine a URL names.
+enum Engine {
+    Zookeeper(ZookeeperUrl),
+    Postgres,
+}
+
+impl Engine {
+    fn of(url: &str) -> Result<Self, OpenError> {
+        if url.starts_with(ZookeeperUrl::SCHEME) {
+            return Ok(Engine::Zookeeper(ZookeeperUrl::parse(url)?));
+        }
+        let is_postgres = url.starts_with("postgres://") || url.starts_with("postgresql://");
+        if is_postgres { Ok(Engine::Postgres) } else { Err(OpenError::Unknown) }
+    }
+}
+
+/// The tree that `url` leads to. A ZooKeeper is reached when a session is opened, a PostgreSQL now; `password` is the database's.
+///
+/// # Errors
+/// If it leads to none, or the database cannot be used.
+pub async fn trees(runtime: &Runtime, url: &str, password: Option<String>) -> Result<Arc<dyn Trees>, OpenError> {
+    Ok(match Engine::of(url)? {
+        Engine::Zookeeper(url) => Arc::new(ZookeeperTrees::new(runtime.clone(), url)),
+        Engine::Postgres => {
+            let options = coordination_postgres::Options { password, ..coordination_postgres::Options::default() };
+            Arc::new(PostgresTrees::open(runtime, url, &options).await?)
+        }
+    })
+}
+
+/// Makes what is needed there, or brings an older one to what this build needs; `password` is the database's.
+///
+/// # Errors
+/// If `url` leads nowhere, or the database refuses.
+pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> Result<(), OpenError> {
+    match Engine::of(url)? {
+        Engine::Zookeeper(_) => Ok(()),
+        Engine::Postgres => {
+            let options = coordination_postgres::Options { password, ..coordination_postgres::Options::default() };
+            Ok(coordination_postgres::migrate(runtime, url, &options).await?)
+        }
+    }
+}
+
+/// Where members whose leases are `lease` meet: in the database's own tables, or at `/reveille` of a tree.
+///
+/// # Errors
+/// If `url` leads nowhere, or the engine there does not answer.
+pub async fn meeting(runtime: &Runtime, url: &str, lease: Duration, options: &Options) -> Result<Meeting, OpenError> {
+    match Engine::of(url)? {
+        Engine::Zookeeper(url) => {
+            let trees = Arc::new(ZookeeperTrees::new(runtime.clone(), url));
+            let credentials = options.credentials.clone();
+            let acl = if credentials.is_empty() { Acl::Open } else { Acl::Creator };
+            let root = NodePath::new("/reveille").expect("it is a path");
+            let ownership = TreeOwnership::new(runtime, trees, &root, acl, credentials).expect("its root is short");
+            let id = ownership.id().await?;
+            Ok(Meeting { ownership: Arc::new(ownership), id })
+        }
+        Engine::Postgres => {
+            let password = options.password.clone();
+            let options =
+                coordination_postgres::Options { password, ..coordination_postgres::Options::with_lease(lease) };
+            let coordination = PostgresCoordination::open(runtime, url, &options).await?;
+            let id = coordination.id().to_owned();
+            Ok(Meeting { ownership: Arc::new(coordination), id })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_that_leads_nowhere_is_told_what_would_and_is_not_repeated() {
+        for url in ["redis://ann:hunter2@db", "db:2181", "", "ZOOKEEPER://a"] {
+            let error = Engine::of(url).err().expect(url).to_string();
+            assert!(error.contains("zookeeper://") && error.contains("postgres://"), "{error}");
+            assert!(!error.contains("hunter2"), "{error}");
+        }
+        assert!(matches!(Engine::of("zookeeper://ann:hunter2@a"), Err(OpenError::Zookeeper(_))));
+        assert!(matches!(Engine::of("postgresql://db/x"), Ok(Engine::Postgres)));
+    }
+}

@@ -1,0 +1,92 @@
+//! The instances of services, from the command line.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+use coordination::recipes::{Discovery, Instances, Service, Source};
+use coordination::tree::NodePath;
+use runtime::Runtime;
+use serde_json::json;
+
+use super::{Engine, path};
+use crate::cli::show;
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// What kind of service: `kestrel`, or `queues/kestrel`
+    class: String,
+    /// Which of them; without it, all of the class, and of those below it
+    name: Option<String>,
+    #[command(flatten)]
+    engine: Engine,
+    /// Where services are
+    #[arg(long, default_value = Discovery::ROOT, value_parser = path)]
+    root: NodePath,
+    /// Folders with files of instances, for when the engine knows none
+    #[arg(long)]
+    files: Vec<PathBuf>,
+    /// Print them again as they come and go, until it is stopped
+    #[arg(long)]
+    watch: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) async fn obey(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
+    let client = arguments.engine.client(runtime).await?;
+    let discovery = Discovery::new(&client, arguments.root.clone(), arguments.engine.acl());
+    let discovery = discovery.with_files(arguments.files.clone());
+    let following = match &arguments.name {
+        Some(name) => {
+            let service = Service { class: arguments.class.clone(), name: name.clone() };
+            discovery.follow(&service).await
+        }
+        None => discovery.follow_class(&arguments.class).await,
+    };
+    let mut following = following.context("cannot look for instances")?;
+    let mut now = following.now();
+    loop {
+        tell(&now, arguments.json)?;
+        if !arguments.watch {
+            drop(following);
+            return Ok(client.close().await?);
+        }
+        now = following.changed().await;
+    }
+}
+
+fn tell(instances: &Instances, as_json: bool) -> anyhow::Result<()> {
+    let source = match instances.source {
+        Source::Engine => "engine",
+        Source::Cache => "cache",
+        Source::Files => "files",
+    };
+    if as_json {
+        let instance = |instance: &coordination::recipes::Instance| {
+            json!({
+                "class": instance.service.class,
+                "name": instance.service.name,
+                "key": instance.key,
+                "payload": instance.payload,
+            })
+        };
+        let all: Vec<_> = instances.all.iter().map(instance).collect();
+        return show::json(&json!({"source": source, "instances": all}));
+    }
+    let row = |instance: &coordination::recipes::Instance| {
+        let mut payload = instance.payload.clone();
+        payload.remove("header");
+        let payload = serde_json::Value::Object(payload).to_string();
+        [
+            instance.service.class.clone(),
+            instance.service.name.clone(),
+            instance.key.clone(),
+            source.to_owned(),
+            payload,
+        ]
+    };
+    let rows: Vec<_> = instances.all.iter().map(row).collect();
+    show::table(["class", "name", "key", "source", "says"], &rows)
+}
