@@ -51,7 +51,7 @@ impl ZookeeperTrees {
         }
         let client = connector.connect(self.url.servers()).await.map_err(|error| match error {
             zk::Error::BadArguments(reason) => TreeError::Invalid((*reason).to_owned()),
-            error => TreeError::Disconnected(error.to_string()),
+            error => TreeError::Disconnected(format!("none of {} serves: {error}", self.url.servers())),
         })?;
         let Some(root) = self.url.root() else { return Ok(client) };
         // The root that the URL names is open to all, as ZooKeeper's own is; those who want it closed make it before.
@@ -72,7 +72,9 @@ impl Trees for ZookeeperTrees {
                 let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
                 Ok(Arc::new(ZookeeperTree::keep(&self.runtime, session, client)) as Arc<dyn Tree>)
             });
-            opened.await.unwrap_or_else(|| Err(TreeError::Disconnected("no server answered in time".to_owned())))
+            opened.await.unwrap_or_else(|| {
+                Err(TreeError::Disconnected(format!("none of {} answered in time", self.url.servers())))
+            })
         })
     }
 }

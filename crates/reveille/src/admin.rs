@@ -177,7 +177,7 @@ struct ShardStatus {
 async fn status(runtime: &Runtime, arguments: &StatusArguments) -> anyhow::Result<()> {
     let engine = arguments.engine.postgres()?;
     let status = with_store(runtime, &engine, async |store| {
-        let view = engine.view(runtime, &store).await?;
+        let view = engine.view(runtime, store).await?;
         let terms = store.terms().await.context("cannot read the terms")?;
         let lags = lags(store, runtime.now()).await.context("cannot read what is due")?;
         Ok(Status::new(store.cluster().id.clone(), &view, &terms, &lags))

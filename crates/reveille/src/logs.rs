@@ -34,7 +34,10 @@ pub(crate) struct LogArguments {
 
 /// Begins to log. What it answers sends the spans, once it is started.
 pub(crate) fn begin(runtime: &Runtime, arguments: &LogArguments) -> Option<Exporter> {
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).from_env_lossy();
+    let filter = || EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
+    let quiet = "zookeeper_client=warn".parse().expect("it is a directive");
+    // Its client tells of each session at the level of what an operator wants to know, unless somebody asked for that.
+    let filter = filter().try_from_env().unwrap_or_else(|_unsaid| filter().from_env_lossy().add_directive(quiet));
     let log = log(arguments.log_format, filter);
     let Some(endpoint) = arguments.otlp_endpoint.clone() else {
         log.init();

@@ -1,11 +1,15 @@
-//! Several processes over one PostgreSQL: what a cluster promises, and how it refuses.
+//! Several processes over one PostgreSQL, which meet there or in a ZooKeeper: what a cluster promises, and how it refuses.
+
+mod zookeeper;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use engines::postgres;
+use engines::zookeeper::Zookeeper;
 use serde_json::{Value, json};
 
 use crate::PATIENCE;
@@ -18,6 +22,8 @@ use crate::{Stalls, now_millis, until};
 pub(crate) struct Home {
     folder: tempfile::TempDir,
     url: String,
+    /// Where its members meet, if not in the database.
+    coordination: Option<String>,
 }
 
 fn run(command: &mut Command) -> Output {
@@ -42,13 +48,30 @@ fn migrate(url: &str, data: &Path) -> Command {
 
 impl Home {
     pub(crate) fn new() -> Self {
+        Home::whose_members_meet(None)
+    }
+
+    /// Below a root of this home's own.
+    fn on_zookeeper(servers: &Zookeeper) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let root = format!("cluster-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Home::whose_members_meet(Some(format!("zookeeper://{}/{root}", servers.addresses())))
+    }
+
+    fn whose_members_meet(coordination: Option<String>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = postgres::shared().create_database().unwrap();
-        let output = run(&mut migrate(&url, &folder.path().join("operator")));
+        let home = Home { folder, url, coordination };
+        let mut migrate = migrate(&home.url, &home.key_folder());
+        let output = run(home.meeting(&mut migrate));
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert!(said.contains("made the schema") && said.contains("admin.key"), "{said}");
-        Home { folder, url }
+        home
+    }
+
+    fn meeting<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.args(self.coordination.iter().flat_map(|url| ["--coordination", url]))
     }
 
     fn key_folder(&self) -> PathBuf {
@@ -65,6 +88,7 @@ impl Home {
         let mut command = Command::new(BINARY);
         command.args(["serve", "--listen", "127.0.0.1:0", "--no-receiver", "--store", &self.url]);
         command.args(["--lease", "2", "--name", name, "--data"]).arg(self.folder.path().join(name));
+        self.meeting(&mut command);
         command
     }
 
@@ -75,7 +99,7 @@ impl Home {
     fn status(&self) -> Value {
         let mut command = Command::new(BINARY);
         command.args(["cluster", "status", "--json", "--store", &self.url]);
-        let output = run(&mut command);
+        let output = run(self.meeting(&mut command));
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     }
@@ -109,7 +133,10 @@ fn counts(hits: &[Hit]) -> BTreeMap<String, usize> {
 
 #[test]
 fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
-    let home = Home::new();
+    share_the_work(&Home::new());
+}
+
+fn share_the_work(home: &Home) {
     let receiver = Receiver::start();
     let (a, b) = (home.start("a"), home.start("b"));
     home.settle(&["a", "b"]);
@@ -161,7 +188,10 @@ fn members_share_the_work_take_any_request_and_a_polite_stop_doubles_nothing() {
 
 #[test]
 fn the_shards_of_a_killed_member_fire_again_within_its_lease_and_a_second() {
-    let home = Home::new();
+    kill_a_member(&Home::new());
+}
+
+fn kill_a_member(home: &Home) {
     let receiver = Receiver::start();
     let (a, b) = (home.start("a"), home.start("b"));
     home.settle(&["a", "b"]);

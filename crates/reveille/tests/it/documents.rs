@@ -189,7 +189,7 @@ fn check(name: &str, document: &str, meant: Meant<'_>) {
 
 /// Of a document that is about a server on this machine and the receiver beside it.
 #[track_caller]
-fn check_with_server(name: &str, document: &str) {
+fn check_with_server(name: &str, document: &str, also_meant: Meant<'_>) {
     let receiver = Receiver::start();
     let (address, target) = (free_address(), receiver.url());
     let target = target.trim_start_matches("http://").trim_end_matches("/hook").to_owned();
@@ -197,23 +197,24 @@ fn check_with_server(name: &str, document: &str) {
     // On the first line, which is a heading.
     let document = document.split_once('\n').map(|(_, rest)| format!("{listen}\n{rest}")).expect("it has lines");
     let url = document.contains("127.0.0.1:8080").then_some(("127.0.0.1:8080", address));
-    let meant: Vec<_> = url.into_iter().chain([("127.0.0.1:9000", target)]).collect();
+    let meant: Vec<_> = url.into_iter().chain([("127.0.0.1:9000", target)]).chain(also_meant.iter().cloned()).collect();
     check(name, &document, &meant);
 }
 
 #[test]
 fn every_line_of_the_readme_runs() {
-    check_with_server("README.md", include_str!("../../../../README.md"));
+    check_with_server("README.md", include_str!("../../../../README.md"), &[]);
 }
 
 #[test]
 fn every_line_about_the_api_runs() {
-    check_with_server("docs/http-api.md", include_str!("../../../../docs/http-api.md"));
+    check_with_server("docs/http-api.md", include_str!("../../../../docs/http-api.md"), &[]);
 }
 
 #[test]
 fn every_line_about_the_commands_runs() {
-    check_with_server("docs/cli.md", include_str!("../../../../docs/cli.md"));
+    let zookeeper = ("zookeeper://zk1:2181,zk2:2181/shop", crate::recipes::zookeeper());
+    check_with_server("docs/cli.md", include_str!("../../../../docs/cli.md"), &[zookeeper]);
 }
 
 #[test]

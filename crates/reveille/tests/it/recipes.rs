@@ -13,7 +13,7 @@ use crate::server::signal;
 use crate::until;
 
 /// ZooKeeper, below a root of the test's own.
-fn zookeeper() -> String {
+pub(crate) fn zookeeper() -> String {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     format!("zookeeper://{}/cli-{}-{next}", engines::zookeeper::shared().addresses(), std::process::id())
