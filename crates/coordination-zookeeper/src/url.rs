@@ -29,7 +29,16 @@ impl ZookeeperUrl {
             Some(at) => rest.split_at(at),
             None => (rest, ""),
         };
-        let is_server = |server: &str| !server.is_empty() && !server.contains(['@', '?', '#', ' ']);
+        let is_server = |server: &str| {
+            let has_port =
+                |(host, port): (&str, &str)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0);
+            // Without a port it is ZooKeeper's own, 2181.
+            let is_whole = server.rsplit_once(':').map_or(!server.is_empty(), has_port);
+            is_whole && !server.contains(['@', ' '])
+        };
+        if rest.contains(['?', '#']) {
+            return Err(fault("it has options, and there are none"));
+        }
         if !servers.split(',').all(is_server) {
             return Err(fault("its servers are not to be read; credentials are told apart"));
         }
@@ -76,6 +85,9 @@ mod tests {
             "zookeeper:///x",
             "zookeeper://a,/x",
             "zookeeper://u:p@a",
+            "zookeeper://a:99999",
+            "zookeeper://a:port/x",
+            "zookeeper://a:2181/x?y=z",
             "zookeeper://a//x",
         ] {
             let error = ZookeeperUrl::parse(text).expect_err(text).to_string();

@@ -9,10 +9,10 @@ mod tree;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
 use coordination::recipes::Client;
-use coordination::tree::{Acl, Credentials, NodePath, SessionOptions};
+use coordination::tree::{Acl, Credentials, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
 
 use crate::engine::Url;
@@ -28,9 +28,12 @@ pub(crate) enum Command {
     Roles(At),
     /// Run a command while this process leads its group, and only then
     Elect(elect::Arguments),
-    /// What stands between `elect` and its command
+    /// What ends the command of `elect` when `elect` cannot
     #[command(hide = true)]
-    Supervise(supervise::Arguments),
+    Supervise(supervise::SuperviseArguments),
+    /// What the command of `elect` begins as
+    #[command(hide = true)]
+    Become(supervise::BecomeArguments),
 }
 
 pub(crate) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
@@ -39,7 +42,8 @@ pub(crate) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<
         Command::Discover(arguments) => Box::pin(discover::obey(runtime, &arguments)).await,
         Command::Roles(arguments) => Box::pin(roles::obey(runtime, &arguments)).await,
         Command::Elect(arguments) => Box::pin(elect::obey(runtime, &arguments)).await,
-        Command::Supervise(arguments) => supervise::obey(runtime, &arguments).await,
+        Command::Supervise(arguments) => supervise::supervise(runtime, &arguments).await,
+        Command::Become(arguments) => Err(supervise::become_it(&arguments)),
     }
 }
 
@@ -79,7 +83,9 @@ impl Engine {
             Some((name, password)) => Ok(Credentials { name: name.to_owned(), password: password.to_owned() }),
             None => bail!("{}, line {}: a line is NAME:PASSWORD", path.display(), at + 1),
         };
-        lines.map(read).collect()
+        let all = lines.map(read).collect::<anyhow::Result<Vec<_>>>()?;
+        ensure!(!all.is_empty(), "{} has no line NAME:PASSWORD", path.display());
+        Ok(all)
     }
 
     /// Of nodes that are made: its own, if it says who it is.
@@ -99,6 +105,18 @@ pub(crate) struct At {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// With the next step.
+fn told(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
+    move |error| match error {
+        TreeError::NoNode => anyhow::anyhow!("there is no node {path}: `reveille tree ls` shows what is above it"),
+        TreeError::NotEmpty => anyhow::anyhow!("{path} has children: `--recursive` deletes them, too"),
+        TreeError::Forbidden => {
+            anyhow::anyhow!("{path} is closed to you: --credentials-file says who you are")
+        }
+        error => anyhow::Error::new(error).context(path.to_string()),
+    }
 }
 
 /// As clap reads it.

@@ -104,7 +104,15 @@ impl TreeOwnership {
     /// As those of [`Ownership::view`].
     pub fn id(&self) -> Answer<'_, String> {
         let inner = self.0.clone();
-        self.0.detached(async move { inner.id().await.map_err(told) })
+        self.0.detached(async move {
+            inner.id().await.map_err(|error| match error {
+                TreeError::Forbidden => OwnershipError::Refused(
+                    "the nodes there are closed to this cluster: another one keeps its own below this root, and each needs one"
+                        .to_owned(),
+                ),
+                error => told_of_the_place(error),
+            })
+        })
     }
 }
 
@@ -354,6 +362,14 @@ fn told(error: TreeError) -> OwnershipError {
     }
 }
 
+/// Through a session that is none of a member's: the next call has another.
+fn told_of_the_place(error: TreeError) -> OwnershipError {
+    match error {
+        TreeError::SessionLost => OwnershipError::Unavailable(error.to_string()),
+        error => told(error),
+    }
+}
+
 fn check_lease(lease: Duration) {
     assert!(!lease.is_zero() && lease <= LEASE_MAX, "a lease is above zero and at most {LEASE_MAX:?}: {lease:?}");
 }
@@ -403,13 +419,7 @@ impl Ownership for TreeOwnership {
 
     fn view(&self) -> Answer<'_, View> {
         let inner = self.0.clone();
-        self.0.detached(async move {
-            inner.view().await.map_err(|error| match error {
-                // Of a session that is none of a member's: the next look has another.
-                TreeError::SessionLost => OwnershipError::Unavailable(error.to_string()),
-                error => told(error),
-            })
-        })
+        self.0.detached(async move { inner.view().await.map_err(told_of_the_place) })
     }
 
     fn changed(&self) -> BoxFuture<'static, ()> {

@@ -1,132 +1,87 @@
-//! What stands between `elect` and its command: it ends the command when it is told to, when the leadership's deadline has passed, and when
-//! `elect` is gone.
+//! What stands beside `elect` and its command: it ends the command when the leadership's deadline has passed, and when `elect` is gone.
 
+use std::ffi::OsString;
 use std::io::ErrorKind;
-use std::process::{ExitStatus, Stdio};
+use std::os::unix::process::CommandExt as _;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::Args;
 use runtime::{Monotonic, Runtime};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal};
-use tokio::io::{AsyncBufReadExt as _, BufReader, Lines, Stdin};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+
+use crate::stop::Signals;
 
 #[derive(Args, Debug)]
-pub(crate) struct Arguments {
-    /// Seconds from being told to stop to being killed
-    #[arg(long)]
-    grace: u64,
+pub(crate) struct SuperviseArguments {
+    /// The group of processes that is ended
+    #[arg(long, value_parser = group)]
+    group: Pid,
     /// Nanoseconds of the machine's clock since it was started, at which the leadership ends if nothing else is said
     #[arg(long)]
     until: u64,
-    /// Become the command, which is then killed when the process that started this one ends
-    #[arg(long)]
-    exec: bool,
+}
+
+fn group(text: &str) -> Result<Pid, String> {
+    let pid = text.parse().ok().filter(|pid| *pid > 1).and_then(Pid::from_raw);
+    pid.ok_or_else(|| "this is no process".to_owned())
+}
+
+/// Until `elect`, which writes to it each deadline, ends it.
+pub(super) async fn supervise(runtime: &Runtime, arguments: &SuperviseArguments) -> anyhow::Result<()> {
+    // A service manager tells all processes of a unit to end: this one lasts as long as `elect`.
+    let _unheard = Signals::listen()?;
+    let mut until = Monotonic::from_start(Duration::from_nanos(arguments.until));
+    let mut words = BufReader::new(tokio::io::stdin()).lines();
+    loop {
+        tokio::select! {
+            biased;
+            word = words.next_line() => {
+                let Some(word) = word.ok().flatten() else { break };
+                if let Ok(nanos) = word.parse() {
+                    until = until.max(Monotonic::from_start(Duration::from_nanos(nanos)));
+                }
+            }
+            () = runtime.sleep_until(until) => break,
+        }
+    }
+    signal(arguments.group, Signal::KILL);
+    Ok(())
+}
+
+/// Whether anything of the group was there to get it.
+pub(super) fn signal(group: Pid, signal: Signal) -> bool {
+    match rustix::process::kill_process_group(group, signal) {
+        Ok(()) => true,
+        Err(Errno::SRCH) => false,
+        Err(error) => {
+            tracing::error!(%error, ?group, "the command cannot be ended from here: was it started as another user?");
+            true
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct BecomeArguments {
     #[arg(last = true, required = true)]
-    command: Vec<String>,
+    command: Vec<OsString>,
 }
 
-pub(super) async fn obey(runtime: &Runtime, arguments: &Arguments) -> anyhow::Result<()> {
-    if arguments.exec {
-        return Err(become_it(&arguments.command));
+/// Waits for a line on standard input; then this process is the command, without that input. Answers only if it cannot be.
+pub(super) fn become_it(arguments: &BecomeArguments) -> anyhow::Error {
+    let mut line = String::new();
+    match std::io::stdin().read_line(&mut line) {
+        Ok(1..) => {}
+        Ok(0) => return anyhow::anyhow!("`elect` has ended"),
+        Err(error) => return error.into(),
     }
-    let mut command = start(arguments)?;
-    let status = Supervisor {
-        runtime: runtime.clone(),
-        group: command.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)),
-        until: Monotonic::from_start(Duration::from_nanos(arguments.until)),
-        grace: Duration::from_secs(arguments.grace),
-        words: Some(BufReader::new(tokio::io::stdin()).lines()),
-        kill_at: None,
-    }
-    .watch(&mut command)
-    .await?;
-    use std::os::unix::process::ExitStatusExt as _;
-    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
-    std::process::exit(code.unwrap_or(1))
-}
-
-/// In a group of its own. It goes with this process, however that ends.
-fn start(arguments: &Arguments) -> anyhow::Result<Child> {
-    let this = std::env::current_exe().context("cannot find this program's file")?;
-    let mut command = Command::new(this);
-    let (grace, until) = (arguments.grace.to_string(), arguments.until.to_string());
-    command.args(["--ends-with-parent", "supervise", "--exec", "--grace", &grace, "--until", &until, "--"]);
-    command.args(&arguments.command).stdin(Stdio::null()).process_group(0);
-    command.spawn().context("cannot start the command")
-}
-
-/// Answers only if it cannot.
-fn become_it(command: &[String]) -> anyhow::Error {
-    use std::os::unix::process::CommandExt as _;
-
-    let (program, arguments) =
-        command.split_first().map_or(("", [].as_slice()), |(first, rest)| (first.as_str(), rest));
-    let error = std::process::Command::new(program).args(arguments).exec();
+    let (program, others) = arguments.command.split_first().expect("clap asks for one");
+    let error = std::process::Command::new(program).args(others).stdin(std::process::Stdio::null()).exec();
     let next = match error.kind() {
         ErrorKind::NotFound => ": is it in PATH?",
         ErrorKind::PermissionDenied => ": may it be executed?",
         _ => "",
     };
-    anyhow::Error::new(error).context(format!("cannot run {program}{next}"))
-}
-
-struct Supervisor {
-    runtime: Runtime,
-    /// Of the command.
-    group: Option<Pid>,
-    until: Monotonic,
-    grace: Duration,
-    words: Option<Lines<BufReader<Stdin>>>,
-    /// When its grace is over, once it was told to stop.
-    kill_at: Option<Monotonic>,
-}
-
-impl Supervisor {
-    /// Until it has ended.
-    async fn watch(mut self, command: &mut Child) -> anyhow::Result<ExitStatus> {
-        loop {
-            let runtime = self.runtime.clone();
-            let end = self.kill_at.map_or(self.until, |kill_at| kill_at.min(self.until));
-            tokio::select! {
-                biased;
-                status = command.wait() => return Ok(status?),
-                word = next_word(&mut self.words) => match word.as_deref() {
-                    None => {
-                        // Nobody is there any more who could say that it may go on.
-                        self.signal(Signal::KILL);
-                        self.words = None;
-                    }
-                    Some("stop") => {
-                        self.signal(Signal::TERM);
-                        self.kill_at = Some(runtime.monotonic() + self.grace);
-                    }
-                    Some(word) => {
-                        if let Some(until) = word.strip_prefix("until ").and_then(|until| until.parse().ok()) {
-                            self.until = self.until.max(Monotonic::from_start(Duration::from_nanos(until)));
-                        }
-                    }
-                },
-                () = runtime.sleep_until(end) => {
-                    self.signal(Signal::KILL);
-                    return Ok(command.wait().await?);
-                }
-            }
-        }
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(group) = self.group {
-            let _ended_by_itself = rustix::process::kill_process_group(group, signal);
-        }
-    }
-}
-
-/// `None` once, at the end.
-async fn next_word(words: &mut Option<Lines<BufReader<Stdin>>>) -> Option<String> {
-    match words {
-        Some(words) => words.next_line().await.ok().flatten(),
-        None => std::future::pending().await,
-    }
+    anyhow::Error::new(error).context(format!("cannot run {}{next}", program.display()))
 }

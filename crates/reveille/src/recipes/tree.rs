@@ -1,20 +1,25 @@
 //! Nodes, from the command line.
 
-use std::io::Read as _;
+use std::io::{self, Read as _, Write as _};
+use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use bytes::Bytes;
 use clap::Subcommand;
+use coordination::recipes::Client;
 use coordination::tree::{CreateMode, Event, Expected, Node, NodePath, Stat, Tree, TreeError};
 use futures_util::StreamExt as _;
 use runtime::Runtime;
 use serde_json::{Value, json};
 
-use super::At;
+use super::{At, told};
 use crate::cli::show;
 use crate::console;
+
+/// Between two tries to be told again.
+const RETRY_WAIT: Duration = Duration::from_millis(500);
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {
@@ -27,7 +32,13 @@ pub(crate) enum Command {
         recursive: bool,
     },
     /// Print what a node holds
-    Get(At),
+    Get {
+        #[command(flatten)]
+        at: At,
+        /// Its bytes as they are, and nothing else
+        #[arg(long, conflicts_with = "json")]
+        raw: bool,
+    },
     /// Write to a node; with `--create`, make it and what is missing above it
     Set {
         #[command(flatten)]
@@ -58,15 +69,15 @@ pub(crate) enum Command {
 
 pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
     let at = match &command {
-        Command::Get(at) | Command::Watch(at) => at,
-        Command::Ls { at, .. } | Command::Set { at, .. } | Command::Rm { at, .. } => at,
+        Command::Watch(at) => at,
+        Command::Ls { at, .. } | Command::Get { at, .. } | Command::Set { at, .. } | Command::Rm { at, .. } => at,
     };
     let client = at.engine.client(runtime).await?;
     let tree = client.session().await?;
     tree.sync().await?;
     let done = match &command {
         Command::Ls { at, recursive } => ls(&*tree, at, *recursive).await,
-        Command::Get(at) => get(&*tree, at).await,
+        Command::Get { at, raw } => get(&*tree, at, *raw).await,
         Command::Set { at, value, version, create } => {
             let data = match value {
                 Some(value) => Bytes::from(value.clone()),
@@ -74,31 +85,23 @@ pub(super) async fn obey(runtime: &Runtime, command: Command) -> anyhow::Result<
             };
             set(&*tree, at, data, *version, *create).await
         }
-        Command::Watch(at) => watch(&*tree, at).await,
+        Command::Watch(at) => watch(&client, at).await,
         Command::Rm { at, recursive, version } => rm(&*tree, at, *recursive, *version).await,
     };
-    client.close().await?;
+    if let Err(error) = client.close().await {
+        tracing::debug!(%error, "the session ends by itself");
+    }
     done
 }
 
 fn standard_input() -> anyhow::Result<Bytes> {
     let mut data = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut data).context("cannot read standard input")?;
+    io::stdin().lock().read_to_end(&mut data).context("cannot read standard input")?;
     Ok(data.into())
 }
 
-fn told(path: &NodePath) -> impl Fn(TreeError) -> anyhow::Error {
-    move |error| match error {
-        TreeError::NoNode => anyhow::anyhow!("there is no node {path}: `reveille tree ls` shows what is above it"),
-        TreeError::NotEmpty => anyhow::anyhow!("{path} has children: `--recursive` deletes them, too"),
-        TreeError::Forbidden => {
-            anyhow::anyhow!("{path} is closed to you: --credentials-file says who you are")
-        }
-        error => anyhow::Error::new(error).context(path.to_string()),
-    }
-}
-
 async fn ls(tree: &dyn Tree, at: &At, recursive: bool) -> anyhow::Result<()> {
+    // Of those that are closed nothing is known but that they are there.
     let mut found = Vec::new();
     let mut unread = vec![at.path.clone()];
     while let Some(parent) = unread.pop() {
@@ -109,28 +112,36 @@ async fn ls(tree: &dyn Tree, at: &At, recursive: bool) -> anyhow::Result<()> {
         };
         for name in children.names {
             let child = parent.join(&name)?;
-            if let Some(stat) = tree.exists(&child).await? {
-                found.push((child.clone(), stat));
-                if recursive {
-                    unread.push(child);
+            match tree.exists(&child).await {
+                Ok(None) => {}
+                Ok(Some(stat)) => {
+                    found.push((child.clone(), Some(stat)));
+                    if recursive {
+                        unread.push(child);
+                    }
                 }
+                Err(TreeError::Forbidden) => found.push((child, None)),
+                Err(error) => return Err(told(&child)(error)),
             }
         }
     }
     found.sort_by(|(one, _), (other, _)| one.cmp(other));
     if at.json {
-        let all: Vec<Value> = found.iter().map(|(path, stat)| of(path, stat)).collect();
-        return show::json(&all);
+        let of = |(path, stat): &(NodePath, Option<Stat>)| match stat {
+            Some(stat) => of(path, stat),
+            None => json!({"path": path.as_str(), "closed": true}),
+        };
+        return show::json(&found.iter().map(of).collect::<Vec<Value>>());
     }
-    let row = |(path, stat): &(NodePath, Stat)| {
-        let name = if recursive { path.as_str() } else { path.name() };
-        let owner = stat.owner.map(|owner| owner.to_string());
+    let row = |(path, stat): &(NodePath, Option<Stat>)| {
+        let name = (if recursive { path.as_str() } else { path.name() }).to_owned();
+        let Some(stat) = stat else { return [name, "closed".into(), "-".into(), "-".into(), "-".into(), "-".into()] };
         [
-            name.to_owned(),
+            name,
             stat.data_bytes.to_string(),
             stat.children.to_string(),
             stat.version.to_string(),
-            show::or_dash(owner),
+            show::or_dash(stat.owner),
             stat.modified_at.to_string(),
         ]
     };
@@ -152,8 +163,11 @@ fn of(path: &NodePath, stat: &Stat) -> Value {
     })
 }
 
-async fn get(tree: &dyn Tree, at: &At) -> anyhow::Result<()> {
+async fn get(tree: &dyn Tree, at: &At, raw: bool) -> anyhow::Result<()> {
     let Node { data, stat } = tree.get(&at.path).await.map_err(told(&at.path))?;
+    if raw {
+        return Ok(io::stdout().lock().write_all(&data)?);
+    }
     let text = std::str::from_utf8(&data);
     if at.json {
         let mut node = of(&at.path, &stat);
@@ -204,24 +218,36 @@ async fn make(tree: &dyn Tree, at: &At, data: Bytes) -> anyhow::Result<Stat> {
     tree.set(&at.path, data, Expected::Any).await.map_err(told(&at.path))
 }
 
-async fn watch(tree: &dyn Tree, at: &At) -> anyhow::Result<()> {
-    let mut events = tree.watch_all(&at.path).await.map_err(told(&at.path))?;
-    while let Some(event) = events.next().await {
-        let (what, path) = match &event {
-            Event::Created(path) => ("created", Some(path)),
-            Event::Changed(path) => ("changed", Some(path)),
-            Event::Deleted(path) => ("deleted", Some(path)),
-            Event::ChildrenChanged(path) => ("children", Some(path)),
-            Event::Gap => ("gap", None),
-        };
+/// From one session to the next.
+async fn watch(client: &Client, at: &At) -> anyhow::Result<()> {
+    let tell = |what: &str, path: Option<&NodePath>| {
         let path = path.map(|path| path.as_str());
         if at.json {
-            show::json(&json!({"event": what, "path": path}))?;
-        } else {
-            console::line(&format!("{what:<8} {}", path.unwrap_or("more may have happened: look again")))?;
+            return show::json(&json!({"event": what, "path": path}));
         }
+        Ok(console::line(&format!("{what:<8} {}", path.unwrap_or("more may have happened: look again")))?)
+    };
+    loop {
+        let watching = async { client.session().await?.watch_all(&at.path).await };
+        let mut events = match watching.await {
+            Ok(events) => events,
+            Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {
+                client.runtime().sleep(RETRY_WAIT).await;
+                continue;
+            }
+            Err(error) => return Err(told(&at.path)(error)),
+        };
+        while let Some(event) = events.next().await {
+            match &event {
+                Event::Created(path) => tell("created", Some(path))?,
+                Event::Changed(path) => tell("changed", Some(path))?,
+                Event::Deleted(path) => tell("deleted", Some(path))?,
+                Event::ChildrenChanged(path) => tell("children", Some(path))?,
+                Event::Gap => tell("gap", None)?,
+            }
+        }
+        tell("gap", None)?;
     }
-    anyhow::bail!("the session has ended: what happens from now on is not told")
 }
 
 async fn rm(tree: &dyn Tree, at: &At, recursive: bool, version: Option<i32>) -> anyhow::Result<()> {
@@ -253,5 +279,5 @@ async fn rm(tree: &dyn Tree, at: &At, recursive: bool, version: Option<i32>) -> 
     if at.json {
         return show::json(&json!({"deleted": count}));
     }
-    Ok(console::line(&format!("deleted {count} nodes"))?)
+    Ok(console::line(&format!("nodes deleted: {count}"))?)
 }

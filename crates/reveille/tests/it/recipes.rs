@@ -1,16 +1,13 @@
 //! The tree and the recipes from the command line, on a real ZooKeeper and a real PostgreSQL.
 
+mod elect;
+
 use std::fs;
 use std::io::Write as _;
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
-use rustix::process::Signal;
 use serde_json::{Value, json};
-
-use crate::server::signal;
-use crate::until;
 
 /// ZooKeeper, below a root of the test's own.
 pub(crate) fn zookeeper() -> String {
@@ -72,6 +69,7 @@ fn nodes_are_looked_at_and_changed() {
         let made: Value = serde_json::from_slice(&piped.wait_with_output().unwrap().stdout).unwrap();
         assert_eq!((&made["path"], &made["bytes"], &made["owner"]), (&json!("/a/c"), &json!(2), &Value::Null));
         assert_eq!(said(url, &["tree", "get", "/a/c"]), "base64:AP8=\n");
+        assert_eq!(run(url, &["tree", "get", "/a/c", "--raw"]).stdout, b"\x00\xff");
         assert_eq!(json_of(url, &["tree", "get", "/a/c", "--json"])["base64"], "AP8=");
 
         let names = |arguments: &[&str]| -> Vec<String> {
@@ -106,7 +104,7 @@ fn nodes_are_looked_at_and_changed() {
         };
         assert_eq!(serde_json::from_str::<Value>(&first).unwrap(), json!({"event": "changed", "path": "/a/b"}));
         assert!(refused(url, &["tree", "rm", "/a"]).contains("--recursive"));
-        assert_eq!(said(url, &["tree", "rm", "/a", "--recursive"]), "deleted 3 nodes\n");
+        assert_eq!(said(url, &["tree", "rm", "/a", "--recursive"]), "nodes deleted: 3\n");
         let is_last = |line: &String| line.contains("deleted") && line.contains("\"/a\"");
         assert!(heard.iter().take(50).any(|line| is_last(&line)), "what goes is told");
         watching.kill().unwrap();
@@ -128,6 +126,12 @@ fn who_says_who_it_is_has_nodes_of_its_own() {
     said(&url, &["tree", "set", "/mail", "mine", "--create", "--credentials-file", file]);
     assert!(refused(&url, &["tree", "get", "/mail"]).contains("--credentials-file"));
     assert_eq!(said(&url, &["tree", "get", "/mail", "--credentials-file", file]), "mine\n");
+    said(&url, &["tree", "set", "/mail/box", "", "--create", "--credentials-file", file]);
+    let names = said(&url, &["tree", "ls", "/", "--recursive"]);
+    assert!(names.contains("/mail ") && !names.contains("/mail/box"), "{names}");
+    assert!(refused(&url, &["elect", "--group", "/mail", "--", "true"]).contains("--credentials-file"));
+    fs::write(&credentials, "\n").unwrap();
+    assert!(refused(&url, &["tree", "ls", "/", "--credentials-file", file]).contains("has no line NAME:PASSWORD"));
     fs::write(&credentials, "no password\n").unwrap();
     let told = refused(&url, &["tree", "get", "/mail", "--credentials-file", file]);
     assert!(told.contains("line 1: a line is NAME:PASSWORD") && !told.contains("no password"), "{told}");
@@ -151,91 +155,4 @@ fn instances_and_roles_are_shown() {
     said(&url, &["tree", "set", "/roles/queue/candidate/candidate0000000003", "bob", "--create"]);
     let table = said(&url, &["roles", "/roles"]);
     assert!(table.contains("sweep") && table.contains("ann") && table.contains("1 wait for a job"), "{table}");
-}
-
-/// A candidate with a script that notes its term again and again.
-struct Candidate {
-    elect: Child,
-}
-
-impl Candidate {
-    fn start(url: &str, log: &Path, session_seconds: u64) -> Self {
-        let script = "while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done";
-        let (seconds, log) = (session_seconds.to_string(), log.to_str().unwrap());
-        let mut command = reveille(url, &["elect", "--group", "/group", "--session-seconds", &seconds]);
-        let command = command.args(["--grace", "1", "--", "sh", "-c", script, log]);
-        Candidate { elect: command.stderr(Stdio::null()).spawn().unwrap() }
-    }
-}
-
-impl Drop for Candidate {
-    fn drop(&mut self) {
-        drop(self.elect.kill());
-        drop(self.elect.wait());
-    }
-}
-
-/// The terms in the order of their lines.
-fn terms(log: &Path) -> Vec<u64> {
-    let text = fs::read_to_string(log).unwrap_or_default();
-    // The last line may be half written.
-    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
-    whole.lines().map(|line| line.split_once(' ').unwrap().0.parse().unwrap()).collect()
-}
-
-fn leads_above(log: &Path, term: u64) -> u64 {
-    let mut last = 0;
-    until("somebody leads under a later term", || {
-        last = terms(log).last().copied().unwrap_or(0);
-        last > term
-    });
-    last
-}
-
-#[test]
-fn a_command_runs_while_its_process_leads_and_only_then() {
-    for url in [zookeeper(), postgres()] {
-        let folder = tempfile::tempdir().unwrap();
-        let log = folder.path().join("log");
-        let mut first = Candidate::start(&url, &log, 2);
-        let one = leads_above(&log, 0);
-        let second = Candidate::start(&url, &log, 2);
-
-        // Killed: its command goes with it, and the other leads once its session is over.
-        first.elect.kill().unwrap();
-        first.elect.wait().unwrap();
-        let killed = Instant::now();
-        let two = leads_above(&log, one);
-        assert!(killed.elapsed() < Duration::from_secs(20));
-
-        // It stands still: its command is ended before another leads.
-        let third = Candidate::start(&url, &log, 2);
-        std::thread::sleep(Duration::from_millis(500));
-        signal(second.elect.id(), Signal::STOP);
-        let three = leads_above(&log, two);
-        signal(second.elect.id(), Signal::CONT);
-
-        // Told to stop: it hands over.
-        signal(third.elect.id(), Signal::TERM);
-        leads_above(&log, three);
-        drop(second);
-        drop(third);
-        let all = terms(&log);
-        assert!(all.is_sorted(), "no command writes after a later one has begun: {all:?}");
-    }
-}
-
-#[test]
-fn elect_ends_as_its_command_does() {
-    let url = zookeeper();
-    let code = |script: &str| {
-        let output = run(&url, &["elect", "--group", "/group", "--", "sh", "-c", script]);
-        (output.status.code(), String::from_utf8(output.stdout).unwrap())
-    };
-    assert_eq!(code("echo done; exit 0"), (Some(0), "done\n".to_owned()));
-    assert_eq!(code("exit 7").0, Some(7));
-    assert_eq!(code("kill -9 $$").0, Some(137));
-    let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);
-    let told = String::from_utf8(missing.stderr).unwrap();
-    assert!(!missing.status.success() && told.contains("no-such-program") && told.contains("PATH"), "{told}");
 }

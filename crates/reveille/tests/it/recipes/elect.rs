@@ -1,0 +1,253 @@
+//! A command that runs only while its process leads, whoever is killed, stopped or told to end.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use super::{postgres, reveille, run, said, zookeeper};
+use crate::server::signal;
+use crate::until;
+
+/// A session that ends while a test waits.
+const SHORT: u64 = 2;
+/// One that does not.
+const LONG: u64 = 120;
+
+/// A process of `elect`, whose command is a script of the shell with the file `log` as `$0`.
+struct Candidate {
+    elect: Child,
+    log: PathBuf,
+}
+
+/// Notes its term and its pid again and again.
+const NOTES: &str = "while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done";
+
+impl Candidate {
+    fn start(url: &str, log: &Path, session_seconds: u64, script: &str) -> Self {
+        let seconds = session_seconds.to_string();
+        let mut command = reveille(url, &["elect", "--group", "/group", "--session-seconds", &seconds]);
+        command.args(["--grace", "1", "--", "sh", "-c", script]).arg(log);
+        Candidate { elect: command.stderr(Stdio::null()).spawn().unwrap(), log: log.to_owned() }
+    }
+
+    /// Its child that was started with this word.
+    fn child(&self, word: &str) -> u32 {
+        let own = self.elect.id().to_string();
+        let is_its = |stat: &str| stat.rsplit_once(')').and_then(|(_, rest)| rest.split(' ').nth(2)) == Some(&own);
+        let found = fs::read_dir("/proc").unwrap().find_map(|entry| {
+            let folder = entry.unwrap().path();
+            let stat = fs::read_to_string(folder.join("stat")).ok().filter(|stat| is_its(stat))?;
+            let line = fs::read_to_string(folder.join("cmdline")).ok()?;
+            line.split('\0').any(|part| part == word).then(|| stat.split(' ').next().unwrap().parse().unwrap())
+        });
+        found.unwrap_or_else(|| panic!("it has no child {word}"))
+    }
+
+    fn ended(&mut self) -> ExitStatus {
+        until("it has ended", || self.elect.try_wait().unwrap().is_some());
+        self.elect.wait().unwrap()
+    }
+
+    /// The last pid that its command has noted.
+    fn worker(&self) -> u32 {
+        let mut last = None;
+        until("it has noted its pid", || {
+            last = notes(&self.log).last().map(|(_, pid)| *pid);
+            last.is_some()
+        });
+        last.unwrap()
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        drop(self.elect.kill());
+        drop(self.elect.wait());
+    }
+}
+
+fn is_there(pid: u32) -> bool {
+    // One that nobody has buried yet is none.
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z"))
+}
+
+/// Terms and pids in the order of their lines.
+fn notes(log: &Path) -> Vec<(u64, u32)> {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    // The last line may be half written.
+    let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+    let note = |line: &str| {
+        let (term, pid) = line.split_once(' ')?;
+        Some((term.parse().ok()?, pid.parse().ok()?))
+    };
+    whole.lines().filter_map(note).collect()
+}
+
+fn leads_above(log: &Path, term: u64) -> u64 {
+    let mut last = 0;
+    until("somebody leads under a later term", || {
+        last = notes(log).last().map_or(0, |(term, _)| *term);
+        last > term
+    });
+    last
+}
+
+#[test]
+fn a_command_runs_while_its_process_leads_and_only_then() {
+    for url in [zookeeper(), postgres()] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let mut first = Candidate::start(&url, &log, SHORT, NOTES);
+        let one = leads_above(&log, 0);
+        let second = Candidate::start(&url, &log, SHORT, NOTES);
+
+        // Killed: the other leads once its session is over.
+        first.elect.kill().unwrap();
+        first.elect.wait().unwrap();
+        let killed = Instant::now();
+        let two = leads_above(&log, one);
+        assert!(killed.elapsed() < Duration::from_secs(20));
+
+        // It stands still: its command is ended before another leads.
+        let mut third = Candidate::start(&url, &log, SHORT, NOTES);
+        until("it stands, too", || said(&url, &["tree", "ls", "/group"]).matches("-lock-").count() == 2);
+        signal(second.elect.id(), Signal::STOP);
+        let three = leads_above(&log, two);
+        signal(second.elect.id(), Signal::CONT);
+
+        // Told to stop: it hands over.
+        signal(third.elect.id(), Signal::TERM);
+        leads_above(&log, three);
+        assert_eq!(third.ended().code(), Some(0));
+        drop(second);
+        assert!(notes(&log).is_sorted_by_key(|(term, _)| *term), "none writes after a later one: {:?}", notes(&log));
+    }
+}
+
+#[test]
+fn a_command_goes_with_its_elect_and_with_its_supervisor_at_once() {
+    let url = zookeeper();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    // The shell has a child that does the work.
+    let script = "sh -c 'while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done' \"$0\"; true";
+    for whom in ["elect", "supervise"] {
+        let mut candidate = Candidate::start(&url, &log, LONG, script);
+        let worker = candidate.worker();
+        let began = Instant::now();
+        match whom {
+            "elect" => signal(candidate.elect.id(), Signal::KILL),
+            word => signal(candidate.child(word), Signal::KILL),
+        }
+        until("its worker is gone", || !is_there(worker));
+        assert!(began.elapsed() < Duration::from_secs(LONG / 4), "long before the session has ended");
+        assert!(!candidate.ended().success(), "{whom}");
+        fs::remove_file(&log).unwrap();
+        said(&url, &["tree", "rm", "/group", "--recursive"]);
+    }
+}
+
+#[test]
+fn a_command_is_asked_to_end_and_then_made_to_and_so_are_its_children() {
+    let url = zookeeper();
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let stubborn = "trap '' TERM; while :; do echo $REVEILLE_TERM $$ >> \"$0\"; sleep 0.02; done";
+    let left = format!("sh -c \"{}\" \"$0\" & wait", stubborn.replace('"', "\\\"").replace('$', "\\$"));
+    for script in [stubborn, &left] {
+        for is_its_supervisor_still in [false, true] {
+            let mut candidate = Candidate::start(&url, &log, LONG, script);
+            let worker = candidate.worker();
+            if is_its_supervisor_still {
+                signal(candidate.child("supervise"), Signal::STOP);
+            }
+            signal(candidate.elect.id(), Signal::TERM);
+            assert_eq!(candidate.ended().code(), Some(0));
+            assert!(!is_there(worker), "{script}");
+            fs::remove_file(&log).unwrap();
+        }
+    }
+    // As a service manager does that tells all processes of a unit at once.
+    let polite = "trap 'sleep 0.3; echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
+    let mut candidate = Candidate::start(&url, &log, LONG, polite);
+    let command = candidate.worker();
+    for process in [candidate.child("supervise"), command, candidate.elect.id()] {
+        signal(process, Signal::TERM);
+    }
+    assert_eq!(candidate.ended().code(), Some(0));
+    assert_eq!(notes(&log).last(), Some(&(7, 7)), "it had the time to end");
+}
+
+#[test]
+fn a_command_whose_leadership_is_taken_away_is_killed_and_begins_anew_under_a_later_term() {
+    for url in [zookeeper(), postgres()] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let stubborn = format!("trap '' TERM; {NOTES}");
+        let candidate = Candidate::start(&url, &log, LONG, &stubborn);
+        let (worker, term) = (candidate.worker(), leads_above(&log, 0));
+        said(&url, &["tree", "rm", "/group", "--recursive"]);
+        leads_above(&log, term);
+        assert!(!is_there(worker));
+    }
+}
+
+#[test]
+fn a_command_is_asked_to_end_before_a_session_does_whose_engine_is_away() {
+    let servers = engines::zookeeper::Zookeeper::start(1).unwrap();
+    let url = format!("zookeeper://{}/away", servers.addresses());
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    let polite =
+        "trap 'echo 7 7 >> \"$0\"; exit 3' TERM; echo $REVEILLE_TERM $$ >> \"$0\"; while :; do sleep 0.02; done";
+    let candidate = Candidate::start(&url, &log, 4, polite);
+    let command = candidate.worker();
+    servers.kill(0).unwrap();
+    until("the command has ended", || !is_there(command));
+    assert_eq!(notes(&log).last(), Some(&(7, 7)), "by itself");
+    servers.restart(0).unwrap();
+    until("it leads again", || notes(&log).last().is_some_and(|note| note.1 != 7));
+}
+
+#[test]
+fn elect_ends_as_its_command_does_and_leaves_nothing_of_it() {
+    let url = zookeeper();
+    let code = |script: &str| {
+        let output = run(&url, &["elect", "--group", "/group", "--grace", "1", "--", "sh", "-c", script]);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    assert_eq!(code("echo done; exit 0"), (Some(0), "done\n".to_owned()));
+    assert_eq!(code("exit 7").0, Some(7));
+    assert_eq!(code("kill -9 $$").0, Some(137));
+    assert_eq!(code("cat; echo nothing is read"), (Some(0), "nothing is read\n".to_owned()));
+    let (ended, told) = code("(trap '' TERM; sleep 600) > /dev/null 2>&1 & echo $!; exit 5");
+    assert_eq!(ended, Some(5));
+    assert!(!is_there(told.trim().parse().unwrap()), "what it left behind has ended");
+    let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);
+    let told = String::from_utf8(missing.stderr).unwrap();
+    assert!(!missing.status.success() && told.contains("no-such-program") && told.contains("PATH"), "{told}");
+}
+
+#[test]
+fn a_supervisor_ends_its_group_at_the_deadline_and_at_the_end_of_its_input() {
+    use std::os::unix::process::CommandExt as _;
+
+    for is_at_the_deadline in [true, false] {
+        let mut sleep = std::process::Command::new("sleep");
+        let mut sleep = sleep.arg("600").process_group(0).spawn().unwrap();
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        let now = u64::try_from(now.tv_sec).unwrap() * 1_000_000_000;
+        let until = if is_at_the_deadline { now } else { now + 600_000_000_000 };
+        let (group, until) = (sleep.id().to_string(), until.to_string());
+        let mut supervisor = reveille("", &["supervise", "--group", &group, "--until", &until]);
+        let mut supervisor = supervisor.stdin(Stdio::piped()).spawn().unwrap();
+        if !is_at_the_deadline {
+            drop(supervisor.stdin.take());
+        }
+        assert!(supervisor.wait().unwrap().success());
+        assert!(!sleep.wait().unwrap().success());
+    }
+}
