@@ -13,6 +13,7 @@
 //! which makes a `#[test]` of every case. Cases that have several calls under way poll them together, from one task;
 //! those about the end of a lease wait for it, a fraction of a second.
 
+mod history;
 mod ownership;
 mod scene;
 

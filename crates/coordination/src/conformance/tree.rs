@@ -2,6 +2,8 @@
 //! other suite.
 
 mod access;
+mod draw;
+mod histories;
 mod model;
 mod multi;
 mod nodes;
@@ -107,6 +109,10 @@ suite! { $ dyn Subject, tree_conformance_tests, [conformance::tree];
     }
     model {
         random_changes_do_what_they_do_in_memory
+    }
+    histories {
+        what_many_ask_at_once_is_answered_in_one_order
+        what_is_cut_off_and_lost_is_answered_in_one_order
     }
 }
 

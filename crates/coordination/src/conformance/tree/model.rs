@@ -2,29 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use super::draw::Draw;
 use super::*;
 use crate::memory::MemoryOptions;
 use crate::tree::{Done, Grant, Identity, Op, Permissions, Zxid};
 
 const ROUNDS: u32 = 200;
 
-/// The numbers of a seed.
-struct Draw(u64);
-
 impl Draw {
-    /// The generator SplitMix64.
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % end
-    }
-
-    fn of<T: Clone>(&mut self, all: &[T]) -> T {
-        let at = self.below(all.len() as u64);
-        all[usize::try_from(at).expect("it is below a length")].clone()
-    }
-
     fn path(&mut self) -> NodePath {
         let texts = ["/a", "/b", "/a/a", "/a/b", "/a/b/c", "/b/a", "/b/a/a", "/a/n0000000000", "/b/n0000000001"];
         path(self.of(&texts))
@@ -178,7 +163,7 @@ pub(super) async fn random_changes_do_what_they_do_in_memory(subject: &dyn Subje
     let (anybody, alice) = (Twins::open(subject, &model, &[]).await, Twins::open(subject, &model, &[alice()]).await);
     let twins = [&anybody, &alice];
     let (seed, mut numbers) = (runtime.random(), Numbers::default());
-    let mut draw = Draw(seed);
+    let mut draw = Draw::new(seed);
     let within = async |round: u32, step: &str, work: futures_util::future::LocalBoxFuture<'_, ()>| {
         let worked = std::panic::AssertUnwindSafe(work).catch_unwind().await;
         assert!(worked.is_ok(), "with the seed {seed}, in round {round}: {step}");

@@ -22,17 +22,23 @@ use crate::support::{MemoryForest, slow};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Bug {
     AccessIsOpen,
+    ChangesAreMadeTwice,
     ChildrenWatchesAreOfData,
     ClosingLeavesNodes,
     ContainersArePersistent,
+    DeletionsComeLate,
     DeletionsExpectNothing,
     EverybodyIsAlice,
+    GivenUpChangesComeLate,
     LimitsAreIgnored,
     MultiIsTornApart,
     MultiTellsNoStep,
     NumbersAreNotCounted,
     ReadsAreStale,
+    RefusedChangesAreMade,
     SetsExpectNothing,
+    SyncsDoNothing,
+    ViewsGoBack,
     WatchesComeLate,
     WatchesOutliveSessions,
 }
@@ -40,18 +46,27 @@ enum Bug {
 const CAUGHT_BY: &[(Bug, &str)] = &[
     (Bug::AccessIsOpen, "a_creators_node_is_closed_to_strangers"),
     (Bug::AccessIsOpen, "a_list_is_told_as_it_was_made"),
+    (Bug::ChangesAreMadeTwice, "what_many_ask_at_once_is_answered_in_one_order"),
     (Bug::ChildrenWatchesAreOfData, "a_watch_on_children_fires_for_its_own_only"),
     (Bug::ClosingLeavesNodes, "ephemerals_go_when_their_session_is_closed"),
     (Bug::ContainersArePersistent, "a_container_goes_after_its_last_child"),
+    (Bug::DeletionsComeLate, "what_many_ask_at_once_is_answered_in_one_order"),
     (Bug::DeletionsExpectNothing, "a_change_that_expects_another_version_changes_nothing"),
+    (Bug::DeletionsExpectNothing, "what_many_ask_at_once_is_answered_in_one_order"),
     (Bug::EverybodyIsAlice, "a_readable_node_is_read_by_all_and_changed_by_its_creator"),
+    (Bug::GivenUpChangesComeLate, "what_is_cut_off_and_lost_is_answered_in_one_order"),
     (Bug::LimitsAreIgnored, "too_many_bytes_are_refused"),
     (Bug::MultiIsTornApart, "a_multi_that_fails_changes_nothing_and_tells_its_step"),
     (Bug::MultiIsTornApart, "a_multi_happens_as_one_change"),
     (Bug::MultiTellsNoStep, "a_check_guards_what_comes_with_it"),
     (Bug::NumbersAreNotCounted, "sequential_names_rise_and_are_never_given_again"),
-    (Bug::SetsExpectNothing, "increments_by_version_lose_nothing"),
     (Bug::ReadsAreStale, "what_others_did_is_read_after_a_sync"),
+    (Bug::ReadsAreStale, "what_is_cut_off_and_lost_is_answered_in_one_order"),
+    (Bug::RefusedChangesAreMade, "what_many_ask_at_once_is_answered_in_one_order"),
+    (Bug::SetsExpectNothing, "increments_by_version_lose_nothing"),
+    (Bug::SetsExpectNothing, "what_many_ask_at_once_is_answered_in_one_order"),
+    (Bug::SyncsDoNothing, "what_many_ask_at_once_is_answered_in_one_order"),
+    (Bug::ViewsGoBack, "what_many_ask_at_once_is_answered_in_one_order"),
     (Bug::WatchesComeLate, "a_watch_fires_before_the_change_is_read"),
     (Bug::WatchesOutliveSessions, "watches_end_with_their_session"),
 ];
@@ -122,7 +137,7 @@ struct Broken {
     bug: Bug,
     runtime: Runtime,
     inner: Arc<dyn Tree>,
-    /// What was read first.
+    /// What was read first, or first since it was forgotten.
     seen: Mutex<BTreeMap<NodePath, Node>>,
 }
 
@@ -158,6 +173,40 @@ impl Broken {
     fn expected(&self, expected: Expected, bug: Bug) -> Expected {
         if self.is(bug) { Expected::Any } else { expected }
     }
+
+    fn forget_if(&self, bug: Bug) {
+        if self.is(bug) {
+            self.seen.lock().expect("nothing panics in here").clear();
+        }
+    }
+
+    /// Somewhat later.
+    fn after_all(&self, change: impl FnOnce(Arc<dyn Tree>) -> BoxFuture<'static, ()> + Send + 'static) {
+        let (runtime, inner) = (self.runtime.clone(), self.inner.clone());
+        let task = self.runtime.spawn("late", async move {
+            runtime.sleep(Duration::from_millis(30)).await;
+            change(inner).await;
+        });
+        drop(task);
+    }
+
+    fn set_after_all(&self, path: NodePath, data: Bytes) {
+        self.after_all(|inner| async move { drop(inner.set(&path, data, Expected::Any).await) }.boxed());
+    }
+}
+
+/// A set that somebody waits for.
+struct Waited<'a> {
+    broken: &'a Broken,
+    set: Option<(NodePath, Bytes)>,
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        if let Some((path, data)) = self.set.take().filter(|_| self.broken.is(Bug::GivenUpChangesComeLate)) {
+            self.broken.set_after_all(path, data);
+        }
+    }
 }
 
 impl Tree for Broken {
@@ -166,6 +215,7 @@ impl Tree for Broken {
     }
 
     fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
+        self.forget_if(Bug::SyncsDoNothing);
         let acl = if self.is(Bug::AccessIsOpen) { Acl::Open } else { acl };
         let (path, data) = (path.clone(), self.data(data));
         async move {
@@ -186,11 +236,35 @@ impl Tree for Broken {
     }
 
     fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
-        self.inner.set(path, self.data(data), self.expected(expected, Bug::SetsExpectNothing))
+        self.forget_if(Bug::SyncsDoNothing);
+        let set = (path.clone(), self.data(data));
+        async move {
+            let mut waited = Waited { broken: self, set: Some(set.clone()) };
+            let (path, data) = set;
+            let answer = self.inner.set(&path, data.clone(), self.expected(expected, Bug::SetsExpectNothing)).await;
+            waited.set = None;
+            let is_refused = answer == Err(TreeError::BadVersion);
+            if self.is(Bug::ChangesAreMadeTwice) || (self.is(Bug::RefusedChangesAreMade) && is_refused) {
+                self.set_after_all(path, data);
+            }
+            answer
+        }
+        .boxed()
     }
 
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
-        self.inner.delete(path, self.expected(expected, Bug::DeletionsExpectNothing))
+        self.forget_if(Bug::SyncsDoNothing);
+        let expected = self.expected(expected, Bug::DeletionsExpectNothing);
+        if !self.is(Bug::DeletionsComeLate) || expected != Expected::Any {
+            return self.inner.delete(path, expected);
+        }
+        let path = path.clone();
+        async move {
+            self.inner.exists(&path).await?.ok_or(TreeError::NoNode)?;
+            self.after_all(|inner| async move { drop(inner.delete(&path, Expected::Any).await) }.boxed());
+            Ok(())
+        }
+        .boxed()
     }
 
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
@@ -220,7 +294,8 @@ impl Tree for Broken {
             let node = self.inner.get(&path).await?;
             let mut seen = self.seen.lock().expect("nothing panics in here");
             let first = seen.entry(path).or_insert_with(|| node.clone()).clone();
-            Ok(if self.is(Bug::ReadsAreStale) { first } else { node })
+            let is_stale = [Bug::ReadsAreStale, Bug::SyncsDoNothing, Bug::ViewsGoBack].contains(&self.bug);
+            Ok(if is_stale { first } else { node })
         }
         .boxed()
     }
@@ -264,6 +339,7 @@ impl Tree for Broken {
     }
 
     fn sync(&self) -> Answer<'_, ()> {
+        self.forget_if(Bug::ViewsGoBack);
         self.inner.sync()
     }
 
