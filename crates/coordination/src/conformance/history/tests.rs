@@ -241,6 +241,14 @@ fn what_is_deleted_does_not_come_back() {
     story.delete(1);
     story.on(2, KEY, Call::Delete(Any), |_| Answer::Deleted);
     story.cannot_be(NO_ORDER);
+
+    // Nor in place of another.
+    let mut story = Story::default();
+    let made = story.create(1, 1);
+    story.delete(1);
+    story.create(1, 3);
+    story.synced(2, seen(made, 0, 1, 1));
+    story.cannot_be(NO_ORDER);
 }
 
 #[test]
@@ -325,6 +333,14 @@ fn changes_are_numbered_in_their_order_over_all_keys() {
     story.on(2, "/b", Call::Create, |at| seen(at, 0, 4, 4));
     story.0.answer(one, seen(one, 0, 3, 3));
     story.can_be();
+
+    // At once, they are still in the order of their versions.
+    let mut story = Story::default();
+    story.create(3, 1);
+    let [one, two] = [1, 2].map(|session| story.unanswered(session, Call::Set(Any)));
+    story.0.answer(one, seen(one, 1, 1, 3));
+    story.0.answer(two, seen(two, 2, 1, 2));
+    story.cannot_be(NO_ORDER);
 }
 
 #[test]
@@ -342,6 +358,27 @@ fn a_change_is_told_of_in_one_way() {
     let mut story = Story::default();
     story.on(1, KEY, Call::Create, |at| seen(at, 0, 1, 2));
     story.cannot_be("told of in two ways");
+
+    // By who is not told what was written, too.
+    let untold = Answer::Node(Seen { value: None, version: 0, created: Zxid(1), modified: Zxid(1) });
+    let mut story = Story::default();
+    story.create(1, 1);
+    story.on(2, "/b", Call::Read, |_| untold);
+    story.cannot_be("told of in two ways");
+
+    let mut story = Story::default();
+    let one = story.unanswered(1, Call::Create);
+    story.read(3, untold);
+    story.read(3, seen(one, 0, 1, 1));
+    story.read(3, untold);
+    story.can_be();
+
+    let mut story = Story::default();
+    let [one, two] = [1, 2].map(|session| story.unanswered(session, Call::Create));
+    story.read(3, untold);
+    story.read(3, seen(one, 0, 1, 1));
+    story.read(4, seen(two, 0, 1, 1));
+    story.cannot_be("told of in two ways");
 }
 
 #[test]
@@ -350,6 +387,16 @@ fn what_is_read_was_written_there_and_before() {
     story.create(1, 1);
     story.read(2, seen(Value(7), 0, 2, 2));
     story.cannot_be("nobody wrote");
+
+    let mut story = Story::default();
+    story.delete(1);
+    story.read(2, seen(Value(0), 1, 2, 3));
+    story.cannot_be("nobody wrote");
+
+    let mut story = Story::default();
+    let made = story.unanswered(1, Call::Create);
+    story.read(2, seen(made, 1, 2, 3));
+    story.cannot_be("not what was written");
 
     let mut story = Story::default();
     let made = story.unanswered(1, Call::Create);
@@ -458,6 +505,20 @@ fn who_sees_what_came_after_a_deletion_sees_that_too() {
 }
 
 #[test]
+fn who_sees_that_a_node_is_gone_has_seen_its_end() {
+    let mut story = Story::default();
+    let made = story.create(1, 1);
+    let old = story.on(1, "/b", Call::Create, |at| seen(at, 0, 2, 2));
+    story.on(1, "/b", Call::Set(Any), |at| seen(at, 1, 2, 3));
+    story.set(1, Any, 1, 1, 4);
+    story.delete(1);
+    story.read(2, seen(made, 0, 1, 1));
+    story.read(2, Answer::NoNode);
+    story.on(2, "/b", Call::Read, |_| seen(old, 0, 2, 2));
+    story.cannot_be(WENT_BACK);
+}
+
+#[test]
 fn a_node_that_nobody_deleted_is_not_missing() {
     let story = || {
         let mut story = Story::default();
@@ -467,6 +528,8 @@ fn a_node_that_nobody_deleted_is_not_missing() {
     };
     let mut missing = story();
     missing.read(2, Answer::NoNode);
+    // Too late.
+    missing.delete(3);
     missing.cannot_be(WENT_BACK);
     let mut deleted = story();
     deleted.unanswered(3, Call::Delete(Any));
@@ -504,17 +567,23 @@ fn a_history_that_cannot_be_is_told_in_lines() {
     );
 }
 
-/// Six at once again and again, and some of whom nobody ever hears: wrong at the end, so all that can be tried is.
+/// Six at once again and again, some of whom are never heard: as it is wrong at the end, all orders are tried.
 #[test]
 fn a_search_that_fails_ends_soon() {
     let mut story = Story::default();
-    let (mut zxid, made) = (1, story.create(1, 1));
+    let (mut version, mut last) = (0, story.create(1, 1));
+    let made = last;
     for round in 0..30 {
-        let asked: Vec<Value> = (1..=6).map(|session| story.unanswered(session, Call::Set(Any))).collect();
-        for at in asked {
-            zxid += 1;
-            story.0.answer(at, seen(at, zxid - 1, 1, i64::from(zxid)));
+        let set = story.unanswered(1, Call::Set(Any));
+        let reads: Vec<Value> = (2..=6).map(|session| story.unanswered(session, Call::SyncedRead)).collect();
+        let now = |version: i32| i64::from(version) + 1;
+        for (at, read) in reads.into_iter().enumerate() {
+            let answer =
+                if at < 2 { seen(last, version, 1, now(version)) } else { seen(set, version + 1, 1, now(version + 1)) };
+            story.0.answer(read, answer);
         }
+        (version, last) = (version + 1, set);
+        story.0.answer(set, seen(set, version, 1, now(version)));
         if round % 6 == 0 {
             story.unanswered(100 + round, Call::Set(Version(1_000)));
             story.unanswered(200 + round, Call::Delete(Version(1_000)));

@@ -22,9 +22,8 @@ struct View {
 /// A deletion that may have been done.
 struct Deletion<'a> {
     key: &'a str,
-    is_sure: bool,
     asked: Step,
-    /// Of its number, both exclusive.
+    /// Of its number, both exclusive; if it was not answered, all may be below.
     above: Zxid,
     below: Zxid,
 }
@@ -58,22 +57,14 @@ pub(super) fn check(history: &History, told: &Told<'_>) -> Result<(), String> {
 
 impl<'a> Deletion<'a> {
     fn of(operation: &'a Operation, history: &History, told: &Told<'_>) -> Option<Self> {
-        let is_sure = match (operation.call, operation.answer) {
-            (Call::Delete(_), Some((_, Answer::Deleted))) => true,
-            (Call::Delete(_), None) => false,
-            _ => return None,
-        };
+        if !matches!((operation.call, operation.answer), (Call::Delete(_), Some((_, Answer::Deleted)) | None)) {
+            return None;
+        }
         let is_later = |step: Step| operation.answered().is_some_and(|answered| answered < step);
         let later =
             told.by_value.iter().filter(|(value, _)| history.get(**value).is_some_and(|write| is_later(write.asked)));
         let below = later.map(|(_, seen)| seen.modified).min().unwrap_or(Zxid(i64::MAX));
-        Some(Deletion {
-            key: &operation.key,
-            is_sure,
-            asked: operation.asked,
-            above: told.before(operation.asked),
-            below,
-        })
+        Some(Deletion { key: &operation.key, asked: operation.asked, above: told.before(operation.asked), below })
     }
 }
 
@@ -124,7 +115,7 @@ impl View {
             return Err(("what it reads was gone before", None));
         }
         let ended = |deletion: &&Deletion<'_>| {
-            deletion.key == key && deletion.is_sure && deletion.below <= self.floor && seen.created <= deletion.above
+            deletion.key == key && deletion.below <= self.floor && seen.created <= deletion.above
         };
         if let Some(deletion) = deletions.iter().find(ended) {
             return Err(("what it reads was deleted before", Some(deletion.asked)));
@@ -148,11 +139,10 @@ impl View {
             return Ok(());
         };
         let modified = of_key().filter(|seen| seen.created == made).map(|seen| seen.modified).max().unwrap_or(made);
-        let is_made_again = of_key().any(|seen| seen.created > made);
         let may_end = |deletion: &Deletion<'_>| {
             deletion.key == key && deletion.below > modified && Some(deletion.asked) < operation.answered()
         };
-        if !is_made_again && !deletions.iter().any(may_end) {
+        if !deletions.iter().any(may_end) {
             return Err(("a node is missing that nobody deleted", None));
         }
         self.raise(modified, operation.asked);
