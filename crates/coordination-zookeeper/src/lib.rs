@@ -5,8 +5,11 @@
 //! errors, the session's deadline by our own clock (`coordination::tree::session`), and what a connection that was lost means for
 //! [`Events`].
 //!
-//! Always true here: the client, and with it the session, is given up once the session is lost by our clock.
+//! Always true here: the client, and with it the session, is given up once the session is lost by our clock; no session has so many
+//! ephemeral nodes that its end is too much for the servers ([`EPHEMERAL_BYTES_MAX`]), or so many watches that they do not outlive
+//! a lost connection ([`WATCHED_BYTES_MAX`]).
 
+mod limits;
 mod translate;
 mod url;
 
@@ -24,6 +27,8 @@ use futures_util::stream;
 use runtime::{Runtime, TaskSet};
 use zookeeper_client as zk;
 
+use limits::{Counted, Ephemerals, Watches};
+pub use limits::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use translate::{acls_of, error_of, event_of, grants_of, mode_of, stat_of, version_of};
 pub use url::{ZookeeperUrl, ZookeeperUrlError};
 
@@ -70,7 +75,7 @@ impl Trees for ZookeeperTrees {
                 let sent = self.runtime.monotonic();
                 client.check_stat("/").await.map_err(error_of)?;
                 let session = Session::new(SessionId(client.session_id().0), client.session_timeout(), sent);
-                Ok(Arc::new(ZookeeperTree::keep(&self.runtime, session, client)) as Arc<dyn Tree>)
+                Ok(Arc::new(ZookeeperTree::keep(&self.runtime, session, client, self.url.root())) as Arc<dyn Tree>)
             });
             opened.await.unwrap_or_else(|| {
                 Err(TreeError::Disconnected(format!("none of {} answered in time", self.url.servers())))
@@ -85,11 +90,13 @@ struct ZookeeperTree {
     session: Session,
     /// `None` once the session has ended.
     client: Arc<Mutex<Option<zk::Client>>>,
+    ephemerals: Ephemerals,
+    watches: Watches,
     _tasks: TaskSet,
 }
 
 impl ZookeeperTree {
-    fn keep(runtime: &Runtime, session: Session, client: zk::Client) -> Self {
+    fn keep(runtime: &Runtime, session: Session, client: zk::Client, root: Option<&NodePath>) -> Self {
         let (tasks, pinged) = (TaskSet::new(runtime), client.clone());
         let client = Arc::new(Mutex::new(Some(client)));
         let (world, kept, held) = (runtime.clone(), session.clone(), client.clone());
@@ -101,7 +108,8 @@ impl ZookeeperTree {
             session::keep(&world, &kept, ping).await;
             drop(held.lock().expect("no holder of this lock panics").take());
         });
-        ZookeeperTree { runtime: runtime.clone(), session, client, _tasks: tasks }
+        let (ephemerals, watches) = (Ephemerals::new(root), Watches::new(root));
+        ZookeeperTree { runtime: runtime.clone(), session, client, ephemerals, watches, _tasks: tasks }
     }
 
     fn client(&self) -> Result<zk::Client, TreeError> {
@@ -128,9 +136,10 @@ impl ZookeeperTree {
         answer
     }
 
-    fn watch(&self, inner: zk::OneshotWatcher) -> Watch {
+    fn watch(&self, inner: zk::OneshotWatcher, counted: Counted) -> Watch {
         let session = self.session.clone();
         Watch::of(async move {
+            let _counted = counted;
             tokio::select! {
                 biased;
                 event = inner.changed() => event_of(&event).ok_or(TreeError::SessionLost),
@@ -139,8 +148,9 @@ impl ZookeeperTree {
         })
     }
 
-    fn events(&self, path: NodePath, watcher: zk::PersistentWatcher) -> Events {
-        let watched = Watched { path, watcher, client: self.client.clone(), session: self.session.clone() };
+    fn events(&self, path: NodePath, watcher: zk::PersistentWatcher, counted: Counted) -> Events {
+        let (client, session) = (self.client.clone(), self.session.clone());
+        let watched = Watched { path, watcher, client, session, _counted: counted };
         Events::of(stream::unfold(watched, async |mut watched| watched.next().await.map(|event| (event, watched))))
     }
 }
@@ -151,6 +161,7 @@ struct Watched {
     watcher: zk::PersistentWatcher,
     client: Arc<Mutex<Option<zk::Client>>>,
     session: Session,
+    _counted: Counted,
 }
 
 impl Watched {
@@ -199,8 +210,12 @@ impl Tree for ZookeeperTree {
             check_data(data.len())?;
             let acls = acls_of(&acl)?;
             self.ask(async |client| {
+                let bytes = self.ephemerals.bytes_of(&path, mode);
+                self.ephemerals.reserve(&client, bytes).await?;
                 let options = mode_of(mode).with_acls(zk::Acls::new(&acls));
-                let (stat, sequence) = client.create(path.as_str(), &data, &options).await.map_err(error_of)?;
+                let made = client.create(path.as_str(), &data, &options).await.map_err(error_of);
+                self.ephemerals.settle(bytes, &made);
+                let (stat, sequence) = made?;
                 let path = match mode.is_sequential() {
                     true => numbered(&path, sequence)?,
                     false => path.clone(),
@@ -239,13 +254,16 @@ impl Tree for ZookeeperTree {
                     let added = add(&mut writer, op);
                     added.map_err(|error| TreeError::Multi { at, source: Box::new(error) })?;
                 }
+                let bytes = self.ephemerals.bytes_of_all(&ops);
+                self.ephemerals.reserve(&client, bytes).await?;
                 let done = writer.commit().await.map_err(|error| match error {
                     zk::MultiWriteError::RequestFailed { source } => error_of(source),
                     zk::MultiWriteError::OperationFailed { index: at, source } => {
                         TreeError::Multi { at, source: Box::new(error_of(source)) }
                     }
-                })?;
-                done.into_iter().map(translate::done_of).collect()
+                });
+                self.ephemerals.settle(bytes, &done);
+                done?.into_iter().map(translate::done_of).collect()
             })
             .await
         })
@@ -288,8 +306,9 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
+                let counted = self.watches.count(&path)?;
                 let (data, stat, watcher) = client.get_and_watch_data(path.as_str()).await.map_err(error_of)?;
-                Ok((Node { data: data.into(), stat: stat_of(&stat) }, self.watch(watcher)))
+                Ok((Node { data: data.into(), stat: stat_of(&stat) }, self.watch(watcher, counted)))
             })
             .await
         })
@@ -299,8 +318,9 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
+                let counted = self.watches.count(&path)?;
                 let (stat, watcher) = client.check_and_watch_stat(path.as_str()).await.map_err(error_of)?;
-                Ok((stat.map(|stat| stat_of(&stat)), self.watch(watcher)))
+                Ok((stat.map(|stat| stat_of(&stat)), self.watch(watcher, counted)))
             })
             .await
         })
@@ -310,8 +330,9 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
+                let counted = self.watches.count(&path)?;
                 let (names, stat, watcher) = client.get_and_watch_children(path.as_str()).await.map_err(error_of)?;
-                Ok((in_order(names, &stat), self.watch(watcher)))
+                Ok((in_order(names, &stat), self.watch(watcher, counted)))
             })
             .await
         })
@@ -321,9 +342,9 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
-                let mode = zk::AddWatchMode::PersistentRecursive;
+                let (counted, mode) = (self.watches.count(&path)?, zk::AddWatchMode::PersistentRecursive);
                 let watcher = client.watch(path.as_str(), mode).await.map_err(error_of)?;
-                Ok(self.events(path.clone(), watcher))
+                Ok(self.events(path.clone(), watcher, counted))
             })
             .await
         })

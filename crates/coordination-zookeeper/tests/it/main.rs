@@ -4,5 +4,6 @@
 
 mod conformance;
 mod connections;
+mod many;
 mod mixed;
 mod support;
