@@ -192,6 +192,8 @@ struct Link {
     latency: Option<RangeInclusive<Duration>>,
     fail_one_in: Option<u32>,
     is_cut: AtomicBool,
+    /// What the engine answers is lost.
+    is_deaf: AtomicBool,
     /// Woken when it is not any more. (Not a `watch`, which wakes its receivers in an order that no seed gives.)
     mended: Notify,
 }
@@ -199,14 +201,25 @@ struct Link {
 impl Link {
     fn new(runtime: Runtime, options: &MemoryOptions) -> Self {
         let MemoryOptions { latency, fail_one_in, .. } = options.clone();
-        Link { runtime, latency, fail_one_in, is_cut: AtomicBool::new(false), mended: Notify::new() }
+        let (is_cut, is_deaf) = (AtomicBool::new(false), AtomicBool::new(false));
+        Link { runtime, latency, fail_one_in, is_cut, is_deaf, mended: Notify::new() }
     }
 
     fn cut(&self, is_cut: bool) {
         self.is_cut.store(is_cut, Ordering::Relaxed);
         if !is_cut {
+            self.is_deaf.store(false, Ordering::Relaxed);
             self.mended.notify_waiters();
         }
+    }
+
+    /// Until it is mended.
+    fn cut_answers(&self) {
+        self.is_deaf.store(true, Ordering::Relaxed);
+    }
+
+    fn is_silent(&self) -> bool {
+        self.is_cut() || self.is_deaf.load(Ordering::Relaxed)
     }
 
     fn is_cut(&self) -> bool {
@@ -217,37 +230,37 @@ impl Link {
     async fn call<T>(&self, effect: impl FnOnce() -> T) -> Result<T, String> {
         let fails = |one_in: u32| self.runtime.random().is_multiple_of(u64::from(one_in));
         let failure = self.fail_one_in.filter(|one_in| fails(*one_in)).map(|_| self.runtime.random() % 2);
-        self.travel().await?;
+        self.travel(Link::is_cut).await?;
         if failure == Some(0) {
             return Err("in memory, it failed before its effect".to_owned());
         }
         let answer = effect();
-        self.travel().await?;
+        self.travel(Link::is_silent).await?;
         match failure {
             None => Ok(answer),
             Some(_) => Err("in memory, it failed after its effect".to_owned()),
         }
     }
 
-    /// Ready when it is not cut.
+    /// Ready when what the engine says gets through.
     async fn open(&self) {
-        while self.is_cut() {
+        while self.is_silent() {
             let mut mended = std::pin::pin!(self.mended.notified());
             mended.as_mut().enable();
-            if self.is_cut() {
+            if self.is_silent() {
                 mended.await;
             }
         }
     }
 
-    /// While it is cut, nothing arrives; what was under way then is told to be lost when it is mended.
-    async fn travel(&self) -> Result<(), String> {
+    /// What does not arrive is told to be lost when it is mended.
+    async fn travel(&self, is_blocked: impl Fn(&Link) -> bool) -> Result<(), String> {
         if let Some(latency) = &self.latency {
             let (least, most) = (latency.start().as_nanos(), latency.end().as_nanos());
             let spread = u64::try_from(most.saturating_sub(least)).unwrap_or(u64::MAX).saturating_add(1);
             self.runtime.sleep(*latency.start() + Duration::from_nanos(self.runtime.random() % spread)).await;
         }
-        if !self.is_cut() {
+        if !is_blocked(self) {
             return Ok(());
         }
         self.open().await;

@@ -16,6 +16,8 @@ pub struct Proxy {
 #[derive(Debug, Default)]
 struct Way {
     is_cut: AtomicBool,
+    /// What the server sends is lost.
+    is_deaf: AtomicBool,
     is_over: AtomicBool,
     /// Counts the times it was cut or mended: what was sent over an earlier connection may be lost, so nothing more goes over it.
     age: AtomicU64,
@@ -56,8 +58,14 @@ impl Proxy {
         self.way.age.fetch_add(1, Ordering::AcqRel);
         self.way.is_cut.store(is_cut, Ordering::Release);
         if !is_cut {
+            self.way.is_deaf.store(false, Ordering::Release);
             end(&mut connections);
         }
+    }
+
+    /// From here on what the server sends is lost, and what is sent to it gets through, until it is mended by [`Proxy::cut`].
+    pub fn cut_answers(&self) {
+        self.way.is_deaf.store(true, Ordering::Release);
     }
 }
 
@@ -72,17 +80,22 @@ impl Way {
     fn lead(self: &Arc<Self>, near: TcpStream, far: TcpStream) -> std::io::Result<()> {
         let mut connections = self.connections.lock().expect("no holder of this lock panics");
         let age = self.age.load(Ordering::Acquire);
-        for (from, to) in [(near.try_clone()?, far.try_clone()?), (far.try_clone()?, near.try_clone()?)] {
+        for (from, to, is_answer) in
+            [(near.try_clone()?, far.try_clone()?, false), (far.try_clone()?, near.try_clone()?, true)]
+        {
             from.set_nodelay(true)?;
             let way = self.clone();
-            thread::spawn(move || way.forward(from, to, age));
+            thread::spawn(move || way.forward(from, to, age, is_answer));
         }
         connections.extend([near, far]);
         Ok(())
     }
 
-    fn forward(&self, mut from: TcpStream, mut to: TcpStream, age: u64) {
-        let is_whole = || !self.is_cut.load(Ordering::Acquire) && self.age.load(Ordering::Acquire) == age;
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream, age: u64, is_answer: bool) {
+        let is_whole = || {
+            let is_cut = self.is_cut.load(Ordering::Acquire) || is_answer && self.is_deaf.load(Ordering::Acquire);
+            !is_cut && self.age.load(Ordering::Acquire) == age
+        };
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             if is_whole() && to.write_all(&buffer[..count]).is_err() {

@@ -68,6 +68,10 @@ impl Process for Connected {
     fn cut(&self, is_cut: bool) {
         self.proxy.cut(is_cut);
     }
+
+    fn cut_answers(&self) {
+        self.proxy.cut_answers();
+    }
 }
 
 /// Where no limit is looked at: the machine may be busy with other tests.

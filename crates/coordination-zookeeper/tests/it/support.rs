@@ -92,6 +92,10 @@ impl Process for Connected {
     fn cut(&self, is_cut: bool) {
         self.proxy.cut(is_cut);
     }
+
+    fn cut_answers(&self) {
+        self.proxy.cut_answers();
+    }
 }
 
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {

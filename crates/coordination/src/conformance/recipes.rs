@@ -2,6 +2,7 @@
 //! [`Subject`](super::tree::Subject) writes `coordination::recipe_conformance_tests!(run);` beside it.
 
 mod bags;
+mod between;
 mod configs;
 mod electors;
 mod faults;
@@ -9,14 +10,18 @@ mod groups;
 mod lines;
 mod locks;
 mod meetings;
+mod moments;
+mod replies;
 mod roles;
 mod selectors;
+mod strangers;
+mod trouble;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::FutureExt as _;
+use futures_util::future::{BoxFuture, FutureExt as _};
 
 use super::Case;
 use super::tree::{Process, Subject};
@@ -24,6 +29,8 @@ use crate::recipes::{Candidate, Client, Held, Layout, LeaderSelector, Lock, Trus
 use crate::tree::{
     Acl, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError, Trees,
 };
+
+use self::between::Between;
 
 suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
     locks {
@@ -105,6 +112,34 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a_wait_goes_on_over_a_connection_that_was_lost
         a_short_cut_ends_what_is_trusted_until_suspended_and_nothing_else
     }
+    replies {
+        a4_a_place_whose_making_was_not_answered_is_found
+        a4_a_place_that_was_given_up_before_its_answer_is_taken_away
+        a4_what_stands_for_a_process_is_found_though_its_making_was_not_answered
+        a4_a_job_that_was_taken_without_an_answer_is_had
+    }
+    moments {
+        an_event_in_the_midst_of_an_acquisition_is_not_missed
+        a_suspension_in_the_midst_of_an_acquisition_gives_nothing_that_is_over
+        a_session_that_ends_in_the_midst_of_an_acquisition_gives_nothing
+        two_losses_of_a_connection_in_a_row_are_as_one
+        a_place_of_an_earlier_session_is_anothers
+    }
+    trouble {
+        waits_of_all_kinds_go_on_over_a_connection_that_was_lost
+        a_line_comes_to_rest_after_trouble
+        a_parent_that_is_taken_away_again_and_again_stops_nobody
+        a_parent_that_nobody_uses_goes
+        a_task_that_panics_gives_its_leadership_back
+        a_task_that_was_aborted_is_followed_by_the_next
+        a_task_works_with_the_client_that_runs_it
+    }
+    strangers {
+        names_of_others_in_bags_queues_and_roles_are_passed_over
+        an_item_without_a_token_is_told
+        a_late_leave_takes_away_nobody_elses_place
+        a_member_is_seen_again_whatever_others_do_to_its_node
+    }
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -133,7 +168,20 @@ impl<'a> Peer<'a> {
     }
 
     async fn open_with(subject: &'a dyn Subject, options: SessionOptions) -> Peer<'a> {
-        let process = subject.process().await;
+        Peer::of(subject, subject.process().await, options)
+    }
+
+    /// With something that happens after each answer of the engine's.
+    async fn open_between(
+        subject: &'a dyn Subject,
+        timeout: Duration,
+        hook: impl Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Peer<'a> {
+        let process = Between { inner: subject.process().await, hook: Arc::new(hook) };
+        Peer::of(subject, Arc::new(process), SessionOptions { timeout, credentials: Vec::new() })
+    }
+
+    fn of(subject: &'a dyn Subject, process: Arc<dyn Process>, options: SessionOptions) -> Peer<'a> {
         let client = Client::new(&subject.runtime(), process.clone(), options);
         Peer { subject, process, client }
     }
@@ -170,6 +218,29 @@ async fn within<T>(subject: &dyn Subject, what: &str, future: impl Future<Output
 
 async fn until(subject: &dyn Subject, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     super::scene::until(&subject.runtime(), what, async || is_so().await).await;
+}
+
+/// Until `future` is ready, and no longer than until `what` is so; what came of it, if anything.
+async fn meanwhile<T>(
+    subject: &dyn Subject,
+    future: &mut (impl Future<Output = T> + Unpin),
+    what: &str,
+    mut is_so: impl AsyncFnMut() -> bool,
+) -> Option<T> {
+    let mut answer = None;
+    until(subject, what, async || {
+        answer = answer.take().or_else(|| (&mut *future).now_or_never());
+        answer.is_some() || is_so().await
+    })
+    .await;
+    answer
+}
+
+/// Until the session has been in this state.
+async fn becomes(subject: &dyn Subject, tree: &dyn Tree, state: SessionState) {
+    let mut states = tree.session().state();
+    let becomes = states.wait_for(|now| *now == state);
+    within(subject, &format!("its session is {state:?}"), becomes).await.expect("a session tells all of its states");
 }
 
 /// Lets what is ready go on.

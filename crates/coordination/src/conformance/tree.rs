@@ -41,11 +41,18 @@ pub trait Subject: Send + Sync {
 pub trait Process: Trees {
     /// While it is cut, nothing gets through either way: for the engine the process may as well be dead.
     fn cut(&self, is_cut: bool);
+
+    /// From here on what it asks for is done, and the answers are lost, as is all else that the engine says; until `cut(false)`.
+    fn cut_answers(&self);
 }
 
 impl Process for MemoryTrees {
     fn cut(&self, is_cut: bool) {
         MemoryTrees::cut(self, is_cut);
+    }
+
+    fn cut_answers(&self) {
+        MemoryTrees::cut_answers(self);
     }
 }
 

@@ -79,6 +79,11 @@ impl MemoryTrees {
         self.link.cut(is_cut);
     }
 
+    /// From here on what is asked for by the sessions opened here takes effect and is not answered, until [`MemoryTrees::cut`] mends it.
+    pub fn cut_answers(&self) {
+        self.link.cut_answers();
+    }
+
     async fn connect(&self, options: SessionOptions) -> Result<MemoryTree, TreeError> {
         let (sent, link) = (self.runtime.monotonic(), &self.link);
         let SessionOptions { timeout, credentials } = options;

@@ -2,10 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use futures_util::future::BoxFuture;
-
 use super::*;
-use crate::tree::{Answer, Children, CreateMode, Created, Done, Events, Grant, Node, Op, Session, Stat, Watch};
+use crate::tree::{CreateMode, Op};
 
 pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Subject) {
     let mut peers = Vec::new();
@@ -195,107 +193,16 @@ pub(super) async fn a_late_release_takes_away_no_later_hold(subject: &dyn Subjec
     two.acquired().await.release().await;
 }
 
-/// Counts what is asked of the engine.
-struct Counted {
-    inner: Arc<dyn Process>,
-    count: Arc<AtomicU64>,
-}
-
-impl Trees for Counted {
-    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
-        async {
-            let inner = self.inner.open(options).await?;
-            Ok(Arc::new(CountedTree { inner, count: self.count.clone() }) as Arc<dyn Tree>)
-        }
-        .boxed()
-    }
-}
-
-struct CountedTree {
-    inner: Arc<dyn Tree>,
-    count: Arc<AtomicU64>,
-}
-
-impl CountedTree {
-    fn counted(&self) -> &dyn Tree {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        &*self.inner
-    }
-}
-
-impl Tree for CountedTree {
-    fn session(&self) -> &Session {
-        self.inner.session()
-    }
-
-    fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
-        self.counted().create(path, data, mode, acl)
-    }
-
-    fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
-        self.counted().set(path, data, expected)
-    }
-
-    fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
-        self.counted().delete(path, expected)
-    }
-
-    fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
-        self.counted().multi(ops)
-    }
-
-    fn get(&self, path: &NodePath) -> Answer<'_, Node> {
-        self.counted().get(path)
-    }
-
-    fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
-        self.counted().exists(path)
-    }
-
-    fn children(&self, path: &NodePath) -> Answer<'_, Children> {
-        self.counted().children(path)
-    }
-
-    fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
-        self.counted().get_and_watch(path)
-    }
-
-    fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
-        self.counted().exists_and_watch(path)
-    }
-
-    fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
-        self.counted().children_and_watch(path)
-    }
-
-    fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
-        self.counted().watch_all(path)
-    }
-
-    fn sync(&self) -> Answer<'_, ()> {
-        self.counted().sync()
-    }
-
-    fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
-        self.counted().acl(path)
-    }
-
-    fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
-        self.counted().set_acl(path, acl)
-    }
-
-    fn close(&self) -> Answer<'_, ()> {
-        self.inner.close()
-    }
-}
-
 /// What a hand-over asks of the engine while so many wait.
 async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
     let count = Arc::<AtomicU64>::default();
-    let counted = Arc::new(Counted { inner: subject.process().await, count: count.clone() });
-    let options = SessionOptions { timeout: LONG, credentials: Vec::new() };
-    let client = Client::new(&subject.runtime(), counted, options);
-    let lock = Lock::new(&client, path(&format!("/of-{waiting}")), Acl::Open);
+    let counting = count.clone();
+    let hook = move |_: &'static str| {
+        counting.fetch_add(1, Ordering::Relaxed);
+        futures_util::future::ready(()).boxed()
+    };
+    let peer = Peer::open_between(subject, LONG, hook).await;
+    let lock = Lock::new(&peer.client, path(&format!("/of-{waiting}")), Acl::Open);
     let held = within(subject, "the lock", lock.acquire()).await.expect("it can be had");
     let mut all: Vec<_> = (0..waiting).map(|_| lock.acquire().boxed()).collect();
     let mut quiet = 0;

@@ -116,6 +116,10 @@ impl Process for BrokenProcess {
     fn cut(&self, is_cut: bool) {
         self.inner.cut(is_cut);
     }
+
+    fn cut_answers(&self) {
+        self.inner.cut_answers();
+    }
 }
 
 impl Trees for BrokenProcess {
