@@ -142,6 +142,8 @@ pub enum Ended<T> {
 pub struct Leading {
     /// To go with all that is written.
     pub term: Term,
+    /// As [`Held::fence`]: to go with what is written to the same tree.
+    pub fence: Vec<Op>,
     /// Cancelled when the task is to end.
     pub over: CancellationToken,
 }
@@ -154,7 +156,7 @@ impl Held {
         F: Future<Output = T>,
     {
         let (over, runtime) = (self.token(), self.owned.node().client.runtime().clone());
-        let mut working = Box::pin(task(Leading { term: self.term, over: over.clone() }));
+        let mut working = Box::pin(task(Leading { term: self.term, fence: self.fence(), over: over.clone() }));
         let told = async {
             tokio::select! {
                 biased;

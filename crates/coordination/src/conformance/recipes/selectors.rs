@@ -65,14 +65,20 @@ pub(super) async fn a_task_is_told_that_its_leadership_is_over_and_then_dropped(
     let grace = Duration::from_millis(300);
     for obeys in [true, false] {
         let held = within(subject, "it leads", one.selector("one").lead()).await.expect("it can lead");
+        let has_written = CancellationToken::new();
         let working = held.run(&never, grace, async |leading: Leading| {
+            let tree = two.tree().await;
+            tree.multi(leading.fence.clone()).await.expect("it leads");
+            has_written.cancel();
             leading.over.cancelled().await;
+            assert!(tree.multi(leading.fence).await.is_err(), "it leads no more");
             if !obeys {
                 std::future::pending::<()>().await;
             }
             "told"
         });
         let taking = async {
+            has_written.cancelled().await;
             let names = two.standing("/leaders/one").await;
             let place = path(&format!("/leaders/one/{}", names[0]));
             two.tree().await.delete(&place, Expected::Any).await.expect("it is open to all");
