@@ -55,7 +55,11 @@ const RULES: [Rule; 22] = [
     rule("coordination", &["domain", "runtime"], &["simulator"]),
     rule("coordination-postgres", &["domain", "runtime", "coordination", "postgres-client"], &["engines"]),
     rule("coordination-zookeeper", &["domain", "runtime", "coordination"], &["engines"]),
-    rule("coordination-url", &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"], &[]),
+    rule(
+        "coordination-url",
+        &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"],
+        &["domain", "engines"],
+    ),
     rule("store-embedded", &["domain", "runtime", "journal", "store"], &["simulator"]),
     rule("store-postgres", &["domain", "runtime", "store", "postgres-client"], &["engines"]),
     rule("postgres-client", &["runtime"], &["engines"]),
