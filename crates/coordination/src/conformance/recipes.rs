@@ -90,6 +90,7 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a_member_is_seen_again_after_its_session_was_lost
         a_name_that_is_taken_is_told_and_had_once_it_is_free
         a_follower_sees_all_that_is_below_and_nothing_stale
+        a_path_is_made_with_all_above_it_and_stays
     }
     configs {
         an_instances_values_stand_before_its_services

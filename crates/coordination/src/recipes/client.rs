@@ -3,13 +3,14 @@
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use runtime::{Runtime, TaskSet};
 use tokio::sync::{Mutex, Notify};
 
-use super::node::{Remains, stopped};
-use crate::tree::{SessionId, SessionOptions, Tree, TreeError, Trees, Zxid};
+use super::node::{Remains, make, stopped};
+use crate::tree::{Acl, CreateMode, NodePath, SessionId, SessionOptions, Tree, TreeError, Trees, Zxid};
 
 /// Between two tries of what the engine did not answer.
 const RETRY_WAIT: Duration = Duration::from_millis(100);
@@ -69,6 +70,15 @@ impl Client {
         let inner = self.0.clone();
         let opened = self.runtime().detached("tree session", async move { inner.session().await });
         opened.await.unwrap_or_else(|| Err(stopped()))
+    }
+
+    /// Makes a node that stays, without data, and all that is missing above it. Harmless if it is there.
+    ///
+    /// # Errors
+    /// As those of a [`Tree`], but for [`TreeError::Disconnected`] once a session is open.
+    pub async fn ensure(&self, path: &NodePath, acl: &Acl) -> Result<(), TreeError> {
+        let tree = self.session().await?;
+        make(self, &*tree, path, Bytes::new(), CreateMode::Persistent, acl).await
     }
 
     /// Waits until what was dropped is removed, and closes the session. What is held is over.

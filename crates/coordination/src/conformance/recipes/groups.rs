@@ -94,3 +94,15 @@ pub(super) async fn a_follower_sees_all_that_is_below_and_nothing_stale(subject:
     let last = members.until(|now| now.members.get("a").is_some_and(|data| data == "19"));
     within(subject, "the last one is seen", last).await;
 }
+
+pub(super) async fn a_path_is_made_with_all_above_it_and_stays(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let (deep, tree) = (path("/made/of/parts"), two.tree().await);
+    let both = futures_util::future::join(one.client.ensure(&deep, &Acl::Open), two.client.ensure(&deep, &Acl::Open));
+    assert_eq!(within(subject, "it is made", both).await, (Ok(()), Ok(())));
+    tree.set(&deep, "kept".into(), Expected::Any).await.expect("it is there");
+    assert_eq!(one.client.ensure(&deep, &Acl::Open).await, Ok(()));
+    one.client.close().await.expect("it can be closed");
+    let node = tree.get(&deep).await.expect("it stays");
+    assert_eq!((node.stat.owner, &node.data[..]), (None, &b"kept"[..]));
+}
