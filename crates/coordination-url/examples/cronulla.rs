@@ -127,14 +127,13 @@ impl Scheduler {
 
     /// The last instant that was called for; if this is the first leader ever, the present one.
     async fn last(&self, tree: &dyn Tree, leading: &Leading) -> anyhow::Result<Timestamp> {
-        let now = self.runtime.now();
-        let create = |path: NodePath, data| Op::Create { path, data, mode: CreateMode::Persistent, acl: Acl::Open };
         let jobs = self.job.parent().expect("it is below the root");
-        for missing in [create(jobs, Bytes::new()), create(self.job.clone(), text(now))] {
-            match tree.multi([leading.fence.clone(), vec![missing]].concat()).await {
-                Err(TreeError::Multi { source, .. }) if *source == TreeError::NodeExists => {}
-                made => drop(made.context("cannot make the job's node")?),
-            }
+        self.client.ensure(&jobs, &Acl::Open).await?;
+        let (path, data) = (self.job.clone(), text(self.runtime.now()));
+        let first = Op::Create { path, data, mode: CreateMode::Persistent, acl: Acl::Open };
+        match tree.multi([leading.fence.clone(), vec![first]].concat()).await {
+            Err(TreeError::Multi { source, .. }) if *source == TreeError::NodeExists => {}
+            made => drop(made.context("cannot make the job's node")?),
         }
         let noted = tree.get(&self.job).await?.data;
         let millis = std::str::from_utf8(&noted).ok().and_then(|text| text.parse().ok());

@@ -6,9 +6,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::recipes::TreeOwnership;
-use coordination::tree::{Acl, Credentials, NodePath, Trees};
-use coordination::{Ownership, OwnershipError};
+use coordination::recipes::{Client, Form, TreeElector, TreeOwnership};
+use coordination::tree::{Acl, Credentials, NodePath, SessionOptions, Trees};
+use coordination::{ClaimName, ClaimNameError, Elector, Ownership, OwnershipError};
 use coordination_postgres::{PostgresCoordination, PostgresTrees};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl, ZookeeperUrlError};
 use runtime::Runtime;
@@ -28,6 +28,9 @@ pub enum OpenError {
     Postgres(#[from] coordination_postgres::OpenError),
     #[error(transparent)]
     Ownership(#[from] OwnershipError),
+    /// PostgreSQL keeps a group under its path as a name.
+    #[error("the group's path is no name on PostgreSQL: {0}")]
+    Group(#[from] ClaimNameError),
 }
 
 /// What a URL does not say.
@@ -35,8 +38,15 @@ pub enum OpenError {
 pub struct Options {
     /// Of the database, instead of one in the URL.
     pub password: Option<String>,
-    /// Of the members of one cluster on a tree, whose nodes are then closed to everybody else.
+    /// Of the members of one cluster, or group, on a tree, whose nodes are then closed to everybody else.
     pub credentials: Vec<Credentials>,
+}
+
+impl Options {
+    /// Of nodes that are made: closed to all others, if they say who they are.
+    fn acl(&self) -> Acl {
+        if self.credentials.is_empty() { Acl::Open } else { Acl::Creator }
+    }
 }
 
 impl fmt::Debug for Options {
@@ -103,6 +113,33 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
     }
 }
 
+/// This process's replica object of a group of which one leads, with leases of at most `lease`. With a `form`, the group is at the path of a tree, under
+/// sessions that end two leases after their process is not heard of. Without, it is what suits the engine: on PostgreSQL a lease in a row,
+/// on ZooKeeper replicas that watch.
+///
+/// # Errors
+/// If `url` leads nowhere, the database cannot be used, or a row's group is no [`ClaimName`].
+pub async fn elector(
+    runtime: &Runtime,
+    url: &str,
+    group: &NodePath,
+    lease: Duration,
+    form: Option<Form>,
+    options: &Options,
+) -> Result<Arc<dyn Elector>, OpenError> {
+    if form.is_none() && matches!(Engine::of(url)?, Engine::Postgres) {
+        let group = ClaimName::new(group.as_str())?;
+        let password = options.password.clone();
+        let options = coordination_postgres::Options { password, ..coordination_postgres::Options::with_lease(lease) };
+        let coordination = PostgresCoordination::open(runtime, url, &options).await?;
+        return Ok(Arc::new(coordination.elector(&group)));
+    }
+    let session = SessionOptions { timeout: lease * 2, credentials: options.credentials.clone() };
+    let client = Client::new(runtime, trees(runtime, url, options.password.clone()).await?, session);
+    let form = form.unwrap_or(Form::Watching);
+    Ok(Arc::new(TreeElector::new(&client, group.clone(), form, options.acl())))
+}
+
 /// Where members whose leases are `lease` meet: in the database's own tables, or at `/reveille` of a tree.
 ///
 /// # Errors
@@ -111,8 +148,7 @@ pub async fn meeting(runtime: &Runtime, url: &str, lease: Duration, options: &Op
     match Engine::of(url)? {
         Engine::Zookeeper(url) => {
             let trees = Arc::new(ZookeeperTrees::new(runtime.clone(), url));
-            let credentials = options.credentials.clone();
-            let acl = if credentials.is_empty() { Acl::Open } else { Acl::Creator };
+            let (credentials, acl) = (options.credentials.clone(), options.acl());
             let root = NodePath::new("/reveille").expect("it is a path");
             let ownership = TreeOwnership::new(runtime, trees, &root, acl, credentials).expect("its root is short");
             let id = ownership.id().await?;

@@ -1,6 +1,7 @@
 //! The examples, as processes that are killed, stopped where they are, and started again, on a real ZooKeeper and a real PostgreSQL.
 
 mod cronulla;
+mod tasks;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
