@@ -5,7 +5,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
 use domain::Timestamp;
@@ -16,15 +16,39 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::{Disk, DiskFile, Monotonic, OpenMode, Place, TaskEnd, TaskHandle, World};
 
+/// Between two wakings of a worker, see [`keep_driven`]: what a task that blocks its thread may cost the others.
+const DRIVE_PERIOD: Duration = Duration::from_millis(100);
+
 pub(crate) struct RealWorld {
     tokio: tokio::runtime::Handle,
     disk: Arc<RealDisk>,
+    /// Dropped with this, it ends the thread.
+    _driven: mpsc::Sender<()>,
 }
 
 impl RealWorld {
     pub(crate) fn new() -> Self {
-        RealWorld { tokio: tokio::runtime::Handle::current(), disk: Arc::new(RealDisk) }
+        let tokio = tokio::runtime::Handle::current();
+        RealWorld { _driven: keep_driven(&tokio), tokio, disk: Arc::new(RealDisk) }
     }
+}
+
+/// Timers and sockets are looked after by whichever worker has nothing else to do. One that was woken by them and goes on to a task which
+/// blocks has told no other (tokio 1.54, `transition_from_parked`): all that waits for an instant or an answer, a session's heartbeats
+/// among it, then stands still until that task is done, however many workers sleep. Something to do, from outside, wakes one of these.
+fn keep_driven(tokio: &tokio::runtime::Handle) -> mpsc::Sender<()> {
+    let (driven, over) = mpsc::channel();
+    // One worker alone cannot be helped.
+    if tokio.metrics().num_workers() > 1 {
+        let tokio = tokio.clone();
+        let drive = move || {
+            while over.recv_timeout(DRIVE_PERIOD) == Err(mpsc::RecvTimeoutError::Timeout) {
+                drop(tokio.spawn(async {}));
+            }
+        };
+        std::thread::Builder::new().name("driver".to_owned()).spawn(drive).expect("the machine has a thread left");
+    }
+    driven
 }
 
 fn boot_clock() -> Duration {

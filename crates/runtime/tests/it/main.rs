@@ -4,7 +4,7 @@
 
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use runtime::{OpenMode, Runtime, TaskEnd, TaskSet};
@@ -68,6 +68,34 @@ fn dropping_the_set_ends_its_tasks() {
         drop(tasks);
         told.await.unwrap();
         assert!(dropped.load(Ordering::SeqCst));
+    });
+}
+
+/// As heartbeats are to go on while a user's code blocks.
+#[test]
+fn a_task_that_blocks_its_thread_stops_no_clock() {
+    on_tokio(async |runtime| {
+        for _ in 0..3 {
+            let (tasks, ticks, blocked) = (TaskSet::new(&runtime), Arc::<AtomicU32>::default(), Duration::from_secs(1));
+            let (counting, ticking) = (ticks.clone(), runtime.clone());
+            tasks.spawn("ticks", async move {
+                loop {
+                    ticking.sleep(Duration::from_millis(10)).await;
+                    counting.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+            let world = runtime.clone();
+            let blocking = runtime.detached("blocks", async move {
+                // The worker that looks after the clock goes on to this.
+                world.sleep(Duration::from_millis(15)).await;
+                let before = ticks.load(Ordering::Relaxed);
+                #[expect(clippy::disallowed_methods, reason = "what must not be done")]
+                std::thread::sleep(blocked);
+                ticks.load(Ordering::Relaxed) - before
+            });
+            let ticked = blocking.await.unwrap();
+            assert!(ticked > 5, "{ticked} ticks in {blocked:?}");
+        }
     });
 }
 
