@@ -13,6 +13,7 @@
 //! which makes a `#[test]` of every case. Cases that have several calls under way poll them together, from one task;
 //! those about the end of a lease wait for it, a fraction of a second.
 
+mod between;
 mod history;
 mod ownership;
 mod scene;
@@ -24,6 +25,8 @@ use futures_util::future::{BoxFuture, LocalBoxFuture};
 use runtime::Runtime;
 
 use crate::{Elector, Ownership};
+
+pub use between::Counted;
 
 /// One engine, empty at first.
 pub trait Subject: Send + Sync {

@@ -2,7 +2,6 @@
 //! [`Subject`](super::tree::Subject) writes `coordination::recipe_conformance_tests!(run);` beside it.
 
 mod bags;
-mod between;
 mod configs;
 mod electors;
 mod faults;
@@ -26,11 +25,9 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use super::Case;
 use super::tree::{Process, Subject};
 use crate::recipes::{Candidate, Client, Held, Layout, LeaderSelector, Lock, Trust};
-use crate::tree::{
-    Acl, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError, Trees,
-};
+use crate::tree::{Acl, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError};
 
-use self::between::Between;
+use super::between::Between;
 
 suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
     locks {
@@ -178,7 +175,7 @@ impl<'a> Peer<'a> {
         timeout: Duration,
         hook: impl Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Peer<'a> {
-        let process = Between { inner: subject.process().await, hook: Arc::new(hook) };
+        let process = Between::new(subject.process().await, hook);
         Peer::of(subject, Arc::new(process), SessionOptions { timeout, credentials: Vec::new() })
     }
 

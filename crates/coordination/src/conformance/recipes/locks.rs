@@ -1,8 +1,7 @@
 //! Locks, and what holding means.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use super::*;
+use crate::conformance::Counted;
 use crate::tree::{CreateMode, Op};
 
 pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Subject) {
@@ -195,26 +194,22 @@ pub(super) async fn a_late_release_takes_away_no_later_hold(subject: &dyn Subjec
 
 /// What a hand-over asks of the engine while so many wait.
 async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
-    let count = Arc::<AtomicU64>::default();
-    let counting = count.clone();
-    let hook = move |_: &'static str| {
-        counting.fetch_add(1, Ordering::Relaxed);
-        futures_util::future::ready(()).boxed()
-    };
-    let peer = Peer::open_between(subject, LONG, hook).await;
-    let lock = Lock::new(&peer.client, path(&format!("/of-{waiting}")), Acl::Open);
+    let counted = Arc::new(Counted::new(subject.process().await));
+    let options = SessionOptions { timeout: LONG, credentials: Vec::new() };
+    let client = Client::new(&subject.runtime(), counted.clone(), options);
+    let lock = Lock::new(&client, path(&format!("/of-{waiting}")), Acl::Open);
     let held = within(subject, "the lock", lock.acquire()).await.expect("it can be had");
     let mut all: Vec<_> = (0..waiting).map(|_| lock.acquire().boxed()).collect();
     let mut quiet = 0;
     until(subject, "all wait", async || {
-        let before = count.load(Ordering::Relaxed);
+        let before = counted.requests();
         assert!(all.iter_mut().all(|one| one.now_or_never().is_none()), "somebody else holds it");
         a_moment(subject).await;
-        quiet = if count.load(Ordering::Relaxed) == before { quiet + 1 } else { 0 };
+        quiet = if counted.requests() == before { quiet + 1 } else { 0 };
         quiet == 4
     })
     .await;
-    let before = count.load(Ordering::Relaxed);
+    let before = counted.requests();
     held.release().await;
     let (next, _, rest) = within(subject, "the next holder", futures_util::future::select_all(all)).await;
     // What the new holder looks at besides, and who was woken without need.
@@ -223,7 +218,7 @@ async fn requests_of_a_hand_over(subject: &dyn Subject, waiting: usize) -> u64 {
         a_moment(subject).await;
         assert!(rest.iter_mut().all(|one| one.now_or_never().is_none()), "somebody else holds it");
     }
-    let requests = count.load(Ordering::Relaxed) - before;
+    let requests = counted.requests() - before;
     next.expect("it can be had").release().await;
     requests
 }

@@ -1,19 +1,35 @@
-//! A process in which something happens between a request of a recipe and the next.
+//! An engine with something between a request and the next: a fault, or somebody who counts.
 
-use futures_util::future::BoxFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::*;
-use crate::tree::{Answer, Children, CreateMode, Created, Done, Events, Grant, Node, Op, Session, Stat, Watch};
+use bytes::Bytes;
+use futures_util::future::{BoxFuture, FutureExt as _, ready};
 
-/// Called with a request's name after the engine has answered it, and before the recipe sees the answer.
-pub(super) type Hook = Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>;
+use super::tree::Process;
+use crate::tree::{
+    Acl, Answer, Children, CreateMode, Created, Done, Events, Expected, Grant, Node, NodePath, Op, Session,
+    SessionOptions, Stat, Tree, TreeError, Trees, Watch,
+};
 
-pub(super) struct Between {
-    pub(super) inner: Arc<dyn Process>,
-    pub(super) hook: Hook,
+/// Called with a request's name after the engine has answered it, and before who asked sees the answer.
+type Hook = Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>;
+
+pub(super) struct Between<T: ?Sized> {
+    inner: Arc<T>,
+    hook: Hook,
 }
 
-impl Trees for Between {
+impl<T: Trees + ?Sized> Between<T> {
+    pub(super) fn new(
+        inner: Arc<T>,
+        hook: impl Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Self {
+        Between { inner, hook: Arc::new(hook) }
+    }
+}
+
+impl<T: Trees + ?Sized> Trees for Between<T> {
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
         async {
             let inner = self.inner.open(options).await?;
@@ -23,13 +39,44 @@ impl Trees for Between {
     }
 }
 
-impl Process for Between {
+impl<T: Process + ?Sized> Process for Between<T> {
     fn cut(&self, is_cut: bool) {
         self.inner.cut(is_cut);
     }
 
     fn cut_answers(&self) {
         self.inner.cut_answers();
+    }
+}
+
+/// An engine that counts what is asked of it: for promises of how much that is.
+pub struct Counted {
+    trees: Between<dyn Trees>,
+    count: Arc<AtomicU64>,
+}
+
+impl Counted {
+    #[must_use]
+    pub fn new(inner: Arc<dyn Trees>) -> Self {
+        let count = Arc::<AtomicU64>::default();
+        let counting = count.clone();
+        let hook = move |_: &'static str| {
+            counting.fetch_add(1, Ordering::Relaxed);
+            ready(()).boxed()
+        };
+        Counted { trees: Between::new(inner, hook), count }
+    }
+
+    /// Of all of its sessions, without those that keep them alive, open and close them.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+impl Trees for Counted {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        self.trees.open(options)
     }
 }
 
