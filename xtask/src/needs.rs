@@ -13,7 +13,7 @@ struct Need {
 
 const POSTGRESQL: &str = r#"ls /usr/lib/postgresql/*/bin/postgres || ls "$(pg_config --bindir)/postgres""#;
 
-const NEEDS: [Need; 10] = [
+const NEEDS: [Need; 11] = [
     Need { program: "cc", arguments: &["--version"], package: "gcc" },
     Need { program: "git", arguments: &["--version"], package: "git" },
     Need { program: "bash", arguments: &["--version"], package: "bash" },
@@ -21,6 +21,8 @@ const NEEDS: [Need; 10] = [
     Need { program: "strace", arguments: &["--version"], package: "strace" },
     Need { program: "python3", arguments: &["-c", "import venv, ensurepip"], package: "python3-venv" },
     Need { program: "systemd-analyze", arguments: &["--version"], package: "systemd" },
+    // Candidates in network namespaces of their own.
+    Need { program: "ip", arguments: &["-Version"], package: "iproute2" },
     // ZooKeeper and its like run in it, and a peer with Curator is compiled by it; the other fetches their jars.
     Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
     Need { program: "mvn", arguments: &["--version"], package: "maven" },

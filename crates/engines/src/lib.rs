@@ -13,10 +13,12 @@ mod certificate;
 mod guard;
 pub mod java;
 pub mod mixed;
+mod network;
 mod port;
 pub mod postgres;
 mod proxy;
 pub mod python;
 pub mod zookeeper;
 
+pub use network::Namespace;
 pub use proxy::Proxy;

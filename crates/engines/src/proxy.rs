@@ -1,9 +1,9 @@
 //! A way to a server that can be cut.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 
 /// Connections to [`Proxy::address`] go on to a server. Its threads end with it, and its connections.
@@ -16,20 +16,30 @@ pub struct Proxy {
 #[derive(Debug, Default)]
 struct Way {
     is_cut: AtomicBool,
-    /// What the server sends is lost.
-    is_deaf: AtomicBool,
     is_over: AtomicBool,
     /// Counts the times it was cut or mended: what was sent over an earlier connection may be lost, so nothing more goes over it.
     age: AtomicU64,
     /// Both ends of each of this age; held while that changes.
     connections: Mutex<Vec<TcpStream>>,
+    /// What the request has in it whose answer is to be lost; empty if none is.
+    unanswered: Mutex<Vec<u8>>,
+    /// That request was made, and nothing comes back.
+    is_mute: AtomicBool,
 }
 
 impl Proxy {
     /// # Errors
     /// If there is no port.
     pub fn start(server: SocketAddr) -> anyhow::Result<Proxy> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        Proxy::start_at(Ipv4Addr::LOCALHOST.into(), server)
+    }
+
+    /// As [`Proxy::start`], at this address of the machine.
+    ///
+    /// # Errors
+    /// If there is no port.
+    pub fn start_at(host: IpAddr, server: SocketAddr) -> anyhow::Result<Proxy> {
+        let listener = TcpListener::bind((host, 0))?;
         let (address, way) = (listener.local_addr()?, Arc::<Way>::default());
         let led = way.clone();
         thread::spawn(move || {
@@ -58,14 +68,27 @@ impl Proxy {
         self.way.age.fetch_add(1, Ordering::AcqRel);
         self.way.is_cut.store(is_cut, Ordering::Release);
         if !is_cut {
-            self.way.is_deaf.store(false, Ordering::Release);
+            self.way.unanswered().clear();
+            self.way.is_mute.store(false, Ordering::Release);
             end(&mut connections);
         }
     }
 
-    /// From here on what the server sends is lost, and what is sent to it gets through, until it is mended by [`Proxy::cut`].
+    /// From here on what the server sends is lost, and what is sent to it gets through, until `cut(false)` mends it.
     pub fn cut_answers(&self) {
-        self.way.is_deaf.store(true, Ordering::Release);
+        self.way.is_mute.store(true, Ordering::Release);
+    }
+
+    /// The next request with this in it gets through, and from then on nothing comes back, to that or to anything else, until `cut(false)`
+    /// mends it. (A request is what its client sends at once: no long ones.)
+    pub fn lose_answer(&self, to: &str) {
+        to.as_bytes().clone_into(&mut self.way.unanswered());
+    }
+
+    /// Whether that request was made, and nothing comes back.
+    #[must_use]
+    pub fn has_lost_answer(&self) -> bool {
+        self.way.is_mute.load(Ordering::Acquire)
     }
 }
 
@@ -80,25 +103,24 @@ impl Way {
     fn lead(self: &Arc<Self>, near: TcpStream, far: TcpStream) -> std::io::Result<()> {
         let mut connections = self.connections.lock().expect("no holder of this lock panics");
         let age = self.age.load(Ordering::Acquire);
-        for (from, to, is_answer) in
-            [(near.try_clone()?, far.try_clone()?, false), (far.try_clone()?, near.try_clone()?, true)]
-        {
+        for (from, to, is_request) in [(&near, &far, true), (&far, &near, false)] {
             from.set_nodelay(true)?;
-            let way = self.clone();
-            thread::spawn(move || way.forward(from, to, age, is_answer));
+            let (way, from, to) = (self.clone(), from.try_clone()?, to.try_clone()?);
+            thread::spawn(move || way.forward(from, to, is_request, age));
         }
         connections.extend([near, far]);
         Ok(())
     }
 
-    fn forward(&self, mut from: TcpStream, mut to: TcpStream, age: u64, is_answer: bool) {
-        let is_whole = || {
-            let is_cut = self.is_cut.load(Ordering::Acquire) || is_answer && self.is_deaf.load(Ordering::Acquire);
-            !is_cut && self.age.load(Ordering::Acquire) == age
-        };
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream, is_request: bool, age: u64) {
+        let is_whole = || !self.is_cut.load(Ordering::Acquire) && self.age.load(Ordering::Acquire) == age;
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            if is_whole() && to.write_all(&buffer[..count]).is_err() {
+            if is_request {
+                self.hear(&buffer[..count]);
+            }
+            let is_lost = !is_request && self.is_mute.load(Ordering::Acquire);
+            if is_whole() && !is_lost && to.write_all(&buffer[..count]).is_err() {
                 break;
             }
         }
@@ -106,6 +128,19 @@ impl Way {
         if is_whole() {
             drop(to.shutdown(Shutdown::Both));
         }
+    }
+
+    /// Before it gets through: its answer is not to be faster.
+    fn hear(&self, request: &[u8]) {
+        let mut unanswered = self.unanswered();
+        if !unanswered.is_empty() && request.windows(unanswered.len()).any(|part| *part == **unanswered) {
+            unanswered.clear();
+            self.is_mute.store(true, Ordering::Release);
+        }
+    }
+
+    fn unanswered(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.unanswered.lock().expect("no holder of this lock panics")
     }
 }
 

@@ -157,6 +157,16 @@ impl Zookeeper {
         self.servers[at].wait()
     }
 
+    /// Ends all servers by SIGKILL, and starts them again on the same data and ports; answers once they serve.
+    ///
+    /// # Errors
+    /// As [`Zookeeper::restart`].
+    pub fn restart_all(&self) -> anyhow::Result<()> {
+        (0..self.count()).try_for_each(|at| self.kill(at))?;
+        self.servers.iter().try_for_each(|server| server.spawn(&self.jars))?;
+        self.servers.iter().try_for_each(Server::wait)
+    }
+
     /// Stops the server `at` where it is: connections stay open, and nothing answers.
     ///
     /// # Errors
