@@ -113,14 +113,16 @@ impl Way {
     }
 
     fn forward(&self, mut from: TcpStream, mut to: TcpStream, is_request: bool, age: u64) {
-        let is_whole = || !self.is_cut.load(Ordering::Acquire) && self.age.load(Ordering::Acquire) == age;
+        let is_whole = || {
+            let is_lost = self.is_cut.load(Ordering::Acquire) || !is_request && self.is_mute.load(Ordering::Acquire);
+            !is_lost && self.age.load(Ordering::Acquire) == age
+        };
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             if is_request {
                 self.hear(&buffer[..count]);
             }
-            let is_lost = !is_request && self.is_mute.load(Ordering::Acquire);
-            if is_whole() && !is_lost && to.write_all(&buffer[..count]).is_err() {
+            if is_whole() && to.write_all(&buffer[..count]).is_err() {
                 break;
             }
         }

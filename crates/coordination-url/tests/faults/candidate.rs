@@ -1,0 +1,92 @@
+//! Processes that stand for leader: `examples/candidate.rs`.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use engines::Namespace;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::history::History;
+use crate::sink::Sink;
+
+/// All that stand for leader at `/group`.
+pub(crate) struct Group {
+    pub(crate) sink: Sink,
+    pub(crate) history: History,
+    session: Duration,
+}
+
+/// One of them. Dropped, it is killed.
+pub(crate) struct Candidate {
+    pub(crate) id: String,
+    child: Child,
+}
+
+/// `cargo test` builds the examples beside the tests.
+fn program() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let program = tests.parent().unwrap().parent().unwrap().join("examples/candidate");
+    assert!(program.exists(), "build it with `cargo build --package coordination-url --example candidate`");
+    program
+}
+
+impl Group {
+    pub(crate) fn new(session: Duration) -> Self {
+        Group { sink: Sink::start(), history: History::default(), session }
+    }
+
+    pub(crate) fn start(&self, url: &str, id: &str) -> Candidate {
+        self.start_by(Command::new(program()), url, id)
+    }
+
+    pub(crate) fn start_in(&self, namespace: &Namespace, url: &str, id: &str) -> Candidate {
+        self.start_by(namespace.command(&program()), url, id)
+    }
+
+    fn start_by(&self, mut command: Command, url: &str, id: &str) -> Candidate {
+        command.args([url, "/group", id, &self.session.as_millis().to_string()]).arg(self.sink.path());
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let (stdout, history, name) = (child.stdout.take().unwrap(), self.history.clone(), id.to_owned());
+        thread::spawn(move || {
+            let mut lines = BufReader::new(stdout);
+            let mut line = String::new();
+            // The last of one that was killed may be cut short.
+            while lines.read_line(&mut line).is_ok() && line.ends_with('\n') {
+                history.note(&name, line.trim_end());
+                line.clear();
+            }
+        });
+        Candidate { id: id.to_owned(), child }
+    }
+}
+
+impl Candidate {
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// It stands still, and nothing in it knows.
+    pub(crate) fn pause(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub(crate) fn resume(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        // It may be gone already.
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
