@@ -11,8 +11,8 @@ import java.util.Collection;
 import java.util.Deque;
 import java.util.List;
 import java.util.Map;
-import java.util.Optional;
 import java.util.TreeSet;
+import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ConcurrentLinkedDeque;
@@ -20,8 +20,10 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
-import java.util.concurrent.Future;
+import java.util.concurrent.LinkedBlockingQueue;
+import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.Collectors;
 import org.apache.curator.framework.CuratorFramework;
 import org.apache.curator.framework.CuratorFrameworkFactory;
@@ -40,7 +42,6 @@ import org.apache.curator.framework.recipes.locks.InterProcessMutex;
 import org.apache.curator.framework.recipes.locks.InterProcessReadWriteLock;
 import org.apache.curator.framework.recipes.locks.InterProcessSemaphoreV2;
 import org.apache.curator.framework.recipes.locks.Lease;
-import org.apache.curator.framework.recipes.locks.LockInternals;
 import org.apache.curator.framework.recipes.nodes.GroupMember;
 import org.apache.curator.retry.ExponentialBackoffRetry;
 import org.apache.curator.retry.RetryNTimes;
@@ -57,6 +58,7 @@ public final class Mixed {
     private static final int CONNECT_MAX_S = 30;
     /** Between two looks at what is not told of. */
     private static final int LOOK_EVERY_MS = 5;
+    private static final int REST_MS = 50;
 
     private final String[] options;
     private final CuratorFramework client;
@@ -66,6 +68,8 @@ public final class Mixed {
     private final Map<String, Deque<Step>> held = new ConcurrentHashMap<>();
     /** By PATH. */
     private final Map<String, Deque<GroupMember>> members = new ConcurrentHashMap<>();
+    /** By PATH. */
+    private final Map<String, Players> players = new ConcurrentHashMap<>();
 
     private final Map<String, Verb> verbs = Map.ofEntries(
             entry("lead", new Verb("PATH PARTICIPANT_ID selector|latch", a -> lead(a[0], a[1], a[2]))),
@@ -88,6 +92,7 @@ public final class Mixed {
             entry("leave", new Verb("PATH COUNT", a -> giveUp("barrier of " + Integer.parseInt(a[1]), a[0]))),
             entry("member", new Verb("PATH ID DATA64", a -> member(a[0], a[1], Base64.getDecoder().decode(a[2])))),
             entry("members", new Verb("PATH", a -> members(a[0]))),
+            entry("touch", new Verb("PATH", a -> touch(a[0]))),
             entry("bench-handover", new Verb("PATH ROUNDS", a -> benchHandover(a[0], Integer.parseInt(a[1])))));
 
     /** What it takes, and what it answers: values with blanks between them, or nothing. */
@@ -117,6 +122,9 @@ public final class Mixed {
         closing = true;
         // One that is left open goes on making its node, without end, when the client has closed.
         mixed.members.values().forEach(all -> all.forEach(GroupMember::close));
+        for (Players pair : mixed.players.values()) {
+            pair.close();
+        }
         mixed.client.close();
         System.exit(0);
     }
@@ -188,9 +196,11 @@ public final class Mixed {
 
     private Step select(String path, String id) {
         CountDownLatch resigned = new CountDownLatch(1);
+        AtomicBoolean hasLed = new AtomicBoolean();
         LeaderSelector selector = new LeaderSelector(client, path, new LeaderSelectorListenerAdapter() {
             @Override
             public void takeLeadership(CuratorFramework own) throws InterruptedException {
+                hasLed.set(true);
                 say("event leads " + path + " " + id);
                 try {
                     resigned.await();
@@ -203,7 +213,7 @@ public final class Mixed {
         selector.start();
         return () -> {
             resigned.countDown();
-            if (selector.hasLeadership()) {
+            if (hasLed.get()) {
                 // It ends by itself; to close it now would interrupt it.
                 until(() -> !stands(path, id, "selector"));
             }
@@ -371,56 +381,81 @@ public final class Mixed {
         return String.join(" ", new TreeSet<>(own.getFirst().getCurrentMembers().keySet()));
     }
 
-    // How long a mutex takes from one client to another.
+    // How long a leadership takes from one client to another.
 
-    private record Player(CuratorFramework client, InterProcessMutex mutex, Thread[] thread, ExecutorService executor) {
-        static Player of(CuratorFramework client, String path) {
-            Thread[] thread = new Thread[1];
-            ExecutorService executor = Executors.newSingleThreadExecutor(task -> thread[0] = daemon(task));
-            return new Player(client, new InterProcessMutex(client, path), thread, executor);
+    /** A candidate with a client of its own. It leads again and again, each time until it is to resign. */
+    private final class Player extends LeaderSelectorListenerAdapter {
+        private final CuratorFramework own = connect();
+        private final LeaderSelector selector;
+        private final Semaphore resign = new Semaphore(0);
+        private final BlockingQueue<Long> ledNanos = new LinkedBlockingQueue<>();
+        private volatile long endedNanos;
+
+        Player(String path) throws InterruptedException {
+            selector = new LeaderSelector(own, path, this);
+            selector.autoRequeue();
+            selector.start();
         }
 
-        /** Its place is in line, its watch is set, and it sleeps until that tells it something. */
-        boolean waits() {
-            Thread own = thread[0];
-            return own != null
-                    && own.getState() == Thread.State.WAITING
-                    && Arrays.stream(own.getStackTrace())
-                            .map(StackTraceElement::getClassName)
-                            .filter(name -> !name.startsWith("java."))
-                            .findFirst()
-                            .equals(Optional.of(LockInternals.class.getName()));
+        @Override
+        public void takeLeadership(CuratorFramework own) throws InterruptedException {
+            ledNanos.add(System.nanoTime());
+            resign.acquire();
+            endedNanos = System.nanoTime();
         }
     }
 
-    private String benchHandover(String path, int rounds) throws Exception {
-        List<Long> micros = new ArrayList<>();
-        Player holder = Player.of(connect(), path);
-        Player other = Player.of(connect(), path);
-        on(holder.executor, holder.mutex::acquire);
+    /** Two at one PATH: who leads, and who waits. */
+    private final class Players {
+        private final String path;
+        private Player leader;
+        private Player next;
+
+        Players(String path) throws InterruptedException {
+            this.path = path;
+            leader = new Player(path);
+            leader.ledNanos.take();
+            next = new Player(path);
+        }
+
+        /** Microseconds from the end of one's leadership to the other's beginning. */
+        long handOver() throws Exception {
+            until(() -> ids(path, "selector").size() == 2);
+            // Its watch is set by then, too.
+            Thread.sleep(REST_MS);
+            leader.resign.release();
+            long micros = (next.ledNanos.take() - leader.endedNanos) / 1_000;
+            Player last = leader;
+            leader = next;
+            next = last;
+            return micros;
+        }
+
+        void close() throws Exception {
+            next.selector.close();
+            leader.selector.close();
+            until(() -> ids(path, "selector").isEmpty());
+            next.own.close();
+            leader.own.close();
+        }
+    }
+
+    private synchronized String benchHandover(String path, int rounds) throws Exception {
+        Players pair = players.get(path);
+        if (pair == null) {
+            pair = new Players(path);
+            players.put(path, pair);
+        }
+        List<String> micros = new ArrayList<>();
         for (int round = 0; round < rounds; round++) {
-            Player next = other;
-            Player last = holder;
-            Future<Long> acquired = next.executor.submit(() -> {
-                next.mutex.acquire();
-                return System.nanoTime();
-            });
-            until(next::waits);
-            Future<Long> releasing = last.executor.submit(() -> {
-                long start = System.nanoTime();
-                last.mutex.release();
-                return start;
-            });
-            micros.add((acquired.get() - releasing.get()) / 1_000);
-            holder = next;
-            other = last;
+            micros.add(String.valueOf(pair.handOver()));
         }
-        on(holder.executor, holder.mutex::release);
-        for (Player player : List.of(holder, other)) {
-            player.executor.shutdown();
-            player.client.close();
-        }
-        return micros.stream().map(String::valueOf).collect(Collectors.joining(" "));
+        return String.join(" ", micros);
+    }
+
+    private String touch(String path) throws Exception {
+        client.checkExists().forPath(path);
+        return null;
     }
 
     // What the verbs share.

@@ -53,11 +53,27 @@ pub struct Asked {
 /// # Errors
 /// If it cannot be built or started; what is missing is then named.
 pub fn curator(addresses: &str, timeout: Duration, digest: Option<&str>) -> anyhow::Result<Mixed> {
-    let jars = java::jars("mixed-java", &tool("mixed-java/pom.xml"))?;
-    let classes = java::classes("mixed-java-classes", &jars, &tool("mixed-java/Mixed.java"))?;
+    let [classes, jars] = curator_folders()?;
     let mut command = java::command(&[&classes, &jars]);
     command.arg("Mixed").arg(addresses).arg(timeout.as_millis().to_string()).args(digest);
     Mixed::start(command)
+}
+
+/// What starts the same, without its arguments and as Java is by itself: for benches.
+///
+/// # Errors
+/// As [`curator`].
+pub fn curator_command() -> anyhow::Result<Vec<String>> {
+    let [classes, jars] = curator_folders()?;
+    let path = format!("{}:{}/*", classes.display(), jars.display());
+    Ok(["java", "-cp", &path, "Mixed"].map(str::to_owned).to_vec())
+}
+
+/// Of its classes, and of its jars.
+fn curator_folders() -> anyhow::Result<[PathBuf; 2]> {
+    let jars = java::jars("mixed-java", &tool("mixed-java/pom.xml"))?;
+    let classes = java::classes("mixed-java-classes", &jars, &tool("mixed-java/Mixed.java"))?;
+    Ok([classes, jars])
 }
 
 /// With kazoo, at ZooKeeper's `addresses`.
