@@ -39,6 +39,27 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// `reveille bench election`, with an ensemble of three servers and with Curator.
+///
+/// # Errors
+/// If one of these cannot be started.
+pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    let peer = engines::mixed::curator_command()?;
+    let ensemble = engines::zookeeper::Zookeeper::start(3)?;
+    let status = Command::new(CARGO)
+        .current_dir(stage::root())
+        .args(["run", "--quiet", "--release", "--package", "reveille", "--bin", "reveille", "--", "bench", "election"])
+        .args(["--coordination", &format!("zookeeper://{}", ensemble.addresses())])
+        .args(arguments)
+        .arg("--")
+        .args(peer)
+        // That sessions come and go is no news here.
+        .env("RUST_LOG", "error")
+        .status()
+        .context("cannot start cargo")?;
+    Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
 /// A package, and what the names of its fuzz tests have in common. Most are property tests: each run of them draws new
 /// cases. The journal's takes seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round goes further.
 const FUZZED: [(&str, &str); 6] = [

@@ -39,6 +39,13 @@ enum Chore {
     },
     /// Disturb a real cluster under load in every way that it promises to survive, and judge it
     Chaos(chaos::ChaosArguments),
+    /// Measure hand-overs beside Curator, and electors' requests, on an ensemble of three: `reveille bench election`
+    #[command(disable_help_flag = true)]
+    Election {
+        /// For the bench, as in `--rounds 10 --only graceful`; `--help` lists them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Fuzz the parsers and the journal for longer than the tests do
     Fuzz {
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_440))]
@@ -54,6 +61,7 @@ fn main() -> ExitCode {
         Chore::Index => chores::index(),
         Chore::Simulate { arguments } => chores::simulate(&arguments),
         Chore::Chaos(arguments) => chaos::run(&arguments),
+        Chore::Election { arguments } => chores::election(&arguments),
         Chore::Fuzz { minutes } => chores::fuzz(minutes),
     };
     match done {

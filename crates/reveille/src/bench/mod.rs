@@ -7,6 +7,7 @@ mod arrivals;
 mod batch;
 mod cluster;
 mod create;
+mod election;
 mod fairness;
 mod fire;
 mod limit;
@@ -32,6 +33,8 @@ use runtime::Runtime;
 use crate::console;
 use crate::engine::Url;
 use create::Load;
+use election::ElectionArguments;
+use election::candidate::{self, CandidateArguments};
 use fairness::FairnessArguments;
 use fire::{Due, Foreign, SlowTrial, Trial};
 use limit::Part;
@@ -65,6 +68,12 @@ pub(crate) enum Command {
     Soak(SoakArguments),
     /// Members over one database: callbacks of one, two and three, and lateness when one goes
     Cluster(ClusterArguments),
+    /// Leaders that resign and leaders that are killed, beside a program with Curator, and the requests of electors that poll and that
+    /// watch; fails if ours is slower, or if those who watch ask the more, the more they are
+    Election(ElectionArguments),
+    /// The child of `election` that stands for leader
+    #[command(hide = true)]
+    ElectionCandidate(CandidateArguments),
     /// The child of `limit` that stands for a server
     #[command(hide = true)]
     LimitHandler {
@@ -266,6 +275,8 @@ pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<(
         Command::QuotaChange(arguments) => quota_change::run(runtime, &arguments).await,
         Command::Soak(arguments) => soak::run(runtime, &arguments).await,
         Command::Fairness(arguments) => fairness::run(runtime, &arguments).await,
+        Command::Election(arguments) => Box::pin(election::run(runtime, &arguments)).await,
+        Command::ElectionCandidate(arguments) => Box::pin(candidate::obey(runtime, &arguments)).await,
         Command::LimitHandler { listen, journal, database, store } => {
             let durable = match (journal, store.filter(|_| database)) {
                 (Some(folder), _) => Durable::Journal(folder),

@@ -1,0 +1,118 @@
+//! A tree whose requests are counted, where recipes make them. What the engine sends by itself, pings above all, is not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use coordination::tree::{
+    Acl, Answer, Children, CreateMode, Created, Done, Events, Expected, Grant, Node, NodePath, Op, Session,
+    SessionOptions, Stat, Tree, TreeError, Trees, Watch,
+};
+use futures_util::future::BoxFuture;
+
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn now(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+pub(super) struct CountedTrees {
+    trees: Arc<dyn Trees>,
+    count: Arc<Count>,
+}
+
+impl CountedTrees {
+    pub(super) fn new(trees: Arc<dyn Trees>, count: Arc<Count>) -> Self {
+        CountedTrees { trees, count }
+    }
+}
+
+impl Trees for CountedTrees {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        Box::pin(async move {
+            let tree = self.trees.open(options).await?;
+            Ok(Arc::new(CountedTree { tree, count: self.count.clone() }) as Arc<dyn Tree>)
+        })
+    }
+}
+
+struct CountedTree {
+    tree: Arc<dyn Tree>,
+    count: Arc<Count>,
+}
+
+impl CountedTree {
+    fn counted(&self) -> &dyn Tree {
+        self.count.0.fetch_add(1, Ordering::Relaxed);
+        &*self.tree
+    }
+}
+
+impl Tree for CountedTree {
+    fn session(&self) -> &Session {
+        self.tree.session()
+    }
+
+    fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
+        self.counted().create(path, data, mode, acl)
+    }
+
+    fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
+        self.counted().set(path, data, expected)
+    }
+
+    fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
+        self.counted().delete(path, expected)
+    }
+
+    fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
+        self.counted().multi(ops)
+    }
+
+    fn get(&self, path: &NodePath) -> Answer<'_, Node> {
+        self.counted().get(path)
+    }
+
+    fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
+        self.counted().exists(path)
+    }
+
+    fn children(&self, path: &NodePath) -> Answer<'_, Children> {
+        self.counted().children(path)
+    }
+
+    fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
+        self.counted().get_and_watch(path)
+    }
+
+    fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
+        self.counted().exists_and_watch(path)
+    }
+
+    fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
+        self.counted().children_and_watch(path)
+    }
+
+    fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
+        self.counted().watch_all(path)
+    }
+
+    fn sync(&self) -> Answer<'_, ()> {
+        self.counted().sync()
+    }
+
+    fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
+        self.counted().acl(path)
+    }
+
+    fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
+        self.counted().set_acl(path, acl)
+    }
+
+    fn close(&self) -> Answer<'_, ()> {
+        self.tree.close()
+    }
+}
