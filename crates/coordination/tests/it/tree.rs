@@ -3,7 +3,8 @@
 mod mutants;
 
 use bytes::Bytes;
-use coordination::conformance::{Case, tree::Subject};
+use coordination::conformance::Case;
+use coordination::conformance::tree::{CASES, Subject};
 use coordination::memory::{MemoryOptions, MemoryTrees};
 use coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOptions, TreeError, Trees as _};
 
@@ -65,5 +66,18 @@ mod simulated {
             let sim = simulator::Simulation::new(seed);
             sim.run_until(async { case.run(&MemoryForest::new(sim.outside(), slow())).await });
         }
+    }
+}
+
+/// What was not answered was done as often as not.
+#[test]
+fn histories_have_one_order_though_calls_fail() {
+    for seed in 0..20 {
+        let sim = simulator::Simulation::new(seed);
+        let options = MemoryOptions { fail_one_in: Some(8), ..slow() };
+        sim.run_until(async {
+            let forest = MemoryForest::new(sim.outside(), options);
+            Case::named(CASES, "what_is_cut_off_and_lost_is_answered_in_one_order").run(&forest).await;
+        });
     }
 }

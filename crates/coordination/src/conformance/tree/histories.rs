@@ -78,14 +78,19 @@ impl<'a> Scene<'a> {
         let mut draw = Draw::new(self.seed.wrapping_add(at as u64 + 1));
         let (process, mut versions) = (&self.processes[at % PROCESSES], BTreeMap::new());
         while !self.is_over() {
-            let options = SessionOptions { timeout: self.timeout, credentials: Vec::new() };
-            let Some(Ok(tree)) = self.runtime.timeout(self.subject.timeout(), process.open(options)).await else {
-                self.runtime.sleep(Duration::from_millis(20)).await;
-                continue;
-            };
-            let session = self.session();
+            let Some(tree) = self.open(&**process).await else { continue };
+            let (session, mut in_doubt) = (self.session(), None);
             while !self.is_over() && !tree.session().state().borrow().is_lost() {
-                self.call(&*tree, session, &mut draw, &mut versions).await;
+                let (key, call) = self.draw(&mut draw, &versions, in_doubt.take());
+                let patience = match draw.below(12) {
+                    0 if !self.is_calm.get() => Duration::from_millis(draw.below(4)),
+                    _ => self.patience,
+                };
+                match self.ask(&*tree, session, &key, call, patience).await {
+                    Some(Answer::Node(seen)) => drop(versions.insert(key, seen.version)),
+                    Some(_) => {}
+                    None => in_doubt = Some(key),
+                }
                 if draw.below(4) == 0 {
                     self.runtime.sleep(Duration::from_millis(draw.below(40))).await;
                 }
@@ -100,7 +105,22 @@ impl<'a> Scene<'a> {
         }
     }
 
-    async fn call(&self, tree: &dyn Tree, session: usize, draw: &mut Draw, versions: &mut BTreeMap<String, i32>) {
+    /// `None` after a while, if there is no answer.
+    async fn open(&self, process: &dyn Process) -> Option<Arc<dyn Tree>> {
+        let options = SessionOptions { timeout: self.timeout, credentials: Vec::new() };
+        let opened = self.runtime.timeout(self.subject.timeout(), process.open(options)).await;
+        if let Some(Ok(tree)) = opened {
+            return Some(tree);
+        }
+        self.runtime.sleep(Duration::from_millis(20)).await;
+        None
+    }
+
+    /// Something to ask for; often, what is there where there was no answer.
+    fn draw(&self, draw: &mut Draw, versions: &BTreeMap<String, i32>, in_doubt: Option<String>) -> (String, Call) {
+        if let Some(key) = in_doubt.filter(|_| draw.below(2) == 0) {
+            return (key, Call::SyncedRead);
+        }
         let stretch = self.history.borrow().operations().len() / STRETCH;
         let key = format!("{}{stretch}", draw.of(&NAMES));
         let version = versions.get(&key).copied().unwrap_or(0);
@@ -113,13 +133,7 @@ impl<'a> Scene<'a> {
             12..16 => Call::SyncedRead,
             _ => Call::Read,
         };
-        let patience = match draw.below(12) {
-            0 if !self.is_calm.get() => Duration::from_millis(draw.below(4)),
-            _ => self.patience,
-        };
-        if let Some(Answer::Node(seen)) = self.ask(tree, session, &key, call, patience).await {
-            versions.insert(key, seen.version);
-        }
+        (key, call)
     }
 
     async fn ask(&self, tree: &dyn Tree, session: usize, key: &str, call: Call, patience: Duration) -> Option<Answer> {
@@ -157,15 +171,30 @@ impl<'a> Scene<'a> {
         self.history.borrow().operations().iter().filter(|call| call.answer.is_some()).count()
     }
 
-    /// After a last look at all nodes.
-    async fn check(&self) {
-        let last = Peer::open(self.subject).await;
-        let keys: BTreeSet<String> = self.history.borrow().operations().iter().map(|call| call.key.clone()).collect();
-        let session = self.session();
-        for key in keys {
-            let answer = self.ask(&*last.tree, session, &key, Call::SyncedRead, LIMIT).await;
-            assert!(answer.is_some(), "the engine answers");
+    /// At all nodes.
+    async fn look(&self) {
+        let process = self.subject.process().await;
+        let mut keys: BTreeSet<String> =
+            self.history.borrow().operations().iter().map(|call| call.key.clone()).collect();
+        let mut tree = None;
+        while let Some(key) = keys.first().cloned() {
+            match &tree {
+                None => tree = self.open(&*process).await.map(|tree| (self.session(), tree)),
+                Some((session, opened)) => {
+                    let answer = self.ask(&**opened, *session, &key, Call::SyncedRead, self.subject.timeout()).await;
+                    match answer {
+                        Some(_) => drop(keys.pop_first()),
+                        None => tree = None,
+                    }
+                }
+            }
         }
+    }
+
+    /// After a last look.
+    async fn check(&self) {
+        let looked = self.runtime.timeout(LIMIT, self.look()).await;
+        assert!(looked.is_some(), "with the seed {}, the engine does not answer in the end", self.seed);
         let history = self.history.borrow();
         let is_made = |call: &Operation| call.call != Call::Read && matches!(call.answer, Some((_, Answer::Node(_))));
         let made = history.operations().iter().filter(|call| is_made(call)).count();
