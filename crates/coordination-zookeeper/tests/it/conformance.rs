@@ -3,7 +3,7 @@
 use coordination::conformance::{Case, tree::Subject};
 use engines::zookeeper::{self, Zookeeper};
 
-use crate::support::{Forest, ensemble, on_real};
+use crate::support::{Forest, MortalForest, ensemble, on_real};
 
 fn try_out(servers: &'static Zookeeper, case: Case<dyn Subject>) {
     on_real(async |runtime| case.run(&Forest::new(runtime, servers)).await);
@@ -30,6 +30,24 @@ mod three {
 
     fn run(case: Case<dyn Subject>) {
         try_out(ensemble(), case);
+    }
+
+    #[test]
+    fn what_is_cut_off_and_goes_on_at_another_server_is_answered_in_one_order() {
+        on_real(async |runtime| {
+            let case = Case::named(CASES, "what_is_cut_off_and_lost_is_answered_in_one_order");
+            case.run(&Forest::new(runtime, ensemble()).roaming()).await;
+        });
+    }
+
+    #[test]
+    fn what_is_asked_while_leaders_die_is_answered_in_one_order() {
+        on_real(async |runtime| {
+            let (case, forest) =
+                (Case::named(CASES, "what_is_cut_off_and_lost_is_answered_in_one_order"), MortalForest::new(runtime));
+            case.run(&forest).await;
+            assert!(forest.deaths() > 0);
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 //! ZooKeeper as a subject of the suite.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use coordination::Ownership;
@@ -14,7 +14,7 @@ use engines::Proxy;
 use engines::zookeeper::Zookeeper;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
-use runtime::Runtime;
+use runtime::{Runtime, TaskSet};
 
 /// The ensemble of three of this process.
 pub(crate) fn ensemble() -> &'static Zookeeper {
@@ -29,12 +29,18 @@ pub(crate) struct Forest {
     root: String,
     /// Each process has the next server.
     processes: AtomicUsize,
+    is_roaming: bool,
 }
 
 impl Forest {
     pub(crate) fn new(runtime: Runtime, servers: &'static Zookeeper) -> Self {
         let root = format!("test-{:032x}", runtime.random_u128());
-        Forest { runtime, servers, root, processes: AtomicUsize::new(0) }
+        Forest { runtime, servers, root, processes: AtomicUsize::new(0), is_roaming: false }
+    }
+
+    /// Each process knows all servers, and goes on with another when it was cut off.
+    pub(crate) fn roaming(self) -> Self {
+        Forest { is_roaming: true, ..self }
     }
 }
 
@@ -44,11 +50,14 @@ impl Subject for Forest {
     }
 
     fn process(&self) -> BoxFuture<'_, Arc<dyn Process>> {
-        let at = self.processes.fetch_add(1, Ordering::Relaxed) % self.servers.count();
-        let proxy = Proxy::start(([127, 0, 0, 1], self.servers.port(at)).into()).unwrap();
-        let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", proxy.address(), self.root)).unwrap();
+        let (first, count) = (self.processes.fetch_add(1, Ordering::Relaxed), self.servers.count());
+        let known = if self.is_roaming { count } else { 1 };
+        let ports = (first..first + known).map(|at| self.servers.port(at % count));
+        let proxies: Vec<Proxy> = ports.map(|port| Proxy::start(([127, 0, 0, 1], port).into()).unwrap()).collect();
+        let addresses: Vec<String> = proxies.iter().map(|proxy| proxy.address().to_string()).collect();
+        let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", addresses.join(","), self.root)).unwrap();
         let trees = ZookeeperTrees::new(self.runtime.clone(), url);
-        async { Arc::new(Connected { proxy, trees }) as Arc<dyn Process> }.boxed()
+        async { Arc::new(Connected { proxies, trees }) as Arc<dyn Process> }.boxed()
     }
 }
 
@@ -78,7 +87,7 @@ impl conformance::Subject for Forest {
 }
 
 struct Connected {
-    proxy: Proxy,
+    proxies: Vec<Proxy>,
     trees: ZookeeperTrees,
 }
 
@@ -90,7 +99,85 @@ impl Trees for Connected {
 
 impl Process for Connected {
     fn cut(&self, is_cut: bool) {
-        self.proxy.cut(is_cut);
+        self.proxies.iter().for_each(|proxy| proxy.cut(is_cut));
+    }
+}
+
+/// Processes that are cut off by the death of the leader, and while there is none to spare, from all servers.
+pub(crate) struct MortalForest {
+    forest: Forest,
+    servers: Arc<Servers>,
+}
+
+struct Servers {
+    ensemble: &'static Zookeeper,
+    /// One at most is dead, or not up again.
+    is_whole: AtomicBool,
+    deaths: AtomicUsize,
+    tasks: TaskSet,
+}
+
+struct Mortal {
+    process: Arc<dyn Process>,
+    servers: Arc<Servers>,
+    killed: Mutex<Option<usize>>,
+}
+
+impl MortalForest {
+    pub(crate) fn new(runtime: Runtime) -> Self {
+        // Apart, as others use the other.
+        static ENSEMBLE: OnceLock<Zookeeper> = OnceLock::new();
+        let ensemble = ENSEMBLE.get_or_init(|| Zookeeper::start(3).expect("Java and Maven are installed"));
+        let (is_whole, deaths) = (AtomicBool::new(true), AtomicUsize::new(0));
+        let servers = Servers { ensemble, is_whole, deaths, tasks: TaskSet::new(&runtime) };
+        MortalForest { forest: Forest::new(runtime, ensemble).roaming(), servers: Arc::new(servers) }
+    }
+
+    pub(crate) fn deaths(&self) -> usize {
+        self.servers.deaths.load(Ordering::Relaxed)
+    }
+}
+
+impl Subject for MortalForest {
+    fn runtime(&self) -> Runtime {
+        self.forest.runtime.clone()
+    }
+
+    fn process(&self) -> BoxFuture<'_, Arc<dyn Process>> {
+        async {
+            let (process, servers) = (self.forest.process().await, self.servers.clone());
+            Arc::new(Mortal { process, servers, killed: Mutex::default() }) as Arc<dyn Process>
+        }
+        .boxed()
+    }
+}
+
+impl Trees for Mortal {
+    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
+        self.process.open(options)
+    }
+}
+
+impl Process for Mortal {
+    fn cut(&self, is_cut: bool) {
+        let (servers, mut killed) = (&self.servers, self.killed.lock().unwrap());
+        if is_cut && servers.is_whole.swap(false, Ordering::AcqRel) {
+            // While there is none, any.
+            let leader = servers.ensemble.leader().unwrap_or(0);
+            servers.ensemble.kill(leader).unwrap();
+            servers.deaths.fetch_add(1, Ordering::Relaxed);
+            *killed = Some(leader);
+        } else if is_cut {
+            self.process.cut(true);
+        } else if let Some(at) = killed.take() {
+            let up = servers.clone();
+            servers.tasks.spawn_thread("server", async move {
+                up.ensemble.restart(at).unwrap();
+                up.is_whole.store(true, Ordering::Release);
+            });
+        } else {
+            self.process.cut(false);
+        }
     }
 
     fn cut_answers(&self) {
