@@ -9,7 +9,7 @@
 //! - Every change has a [`Zxid`], in the one order in which all changes happen. A [multi](Tree::multi) happens whole or not at all.
 //! - A session's changes happen in the order in which they were asked for.
 //! - A read may be of the past, but never of a past before what the same session has seen or done. After [`Tree::sync`] it is of a moment after
-//!   that call began.
+//!   that call began; on ZooKeeper, unless a leader answers that was deposed and has not found out yet (decision 0148).
 //! - A watch tells of a change before a read of the same session shows it, and tells changes in their order. A [`Watch`] fires once. [`Events`] go
 //!   on; where a connection was lost in between they say [`Event::Gap`], and what changed meanwhile is to be read again.
 //! - The session's local deadline comes before the engine ends the session ([`session`]).

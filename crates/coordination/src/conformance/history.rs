@@ -13,9 +13,9 @@
 //!
 //! Why ZooKeeper keeps this, which promises less of a read: a write is ordered by its leader and answered by the session's server when that has
 //! applied it; a sync goes through the leader, behind all that it has committed, and back to the session's server, which answers it, and the
-//! session's later reads, after that. No quorum is asked by a sync, so a leader that was deposed and has not found out may answer one, for as
-//! long as it takes to find out: a read after it is then old, and still not before what its session has seen. Histories are made while
-//! the servers reach each other, and cut off are sessions only.
+//! session's later reads, after that. A session that moves to another server is refused by one that knows less than the session has seen. No
+//! quorum is asked by a sync (ZOOKEEPER-1675), so a leader that stood still, was deposed, and has not found out yet answers one from the past,
+//! and still from none before what its session has seen (decision 0148). Here sessions are cut off, and leaders die; none stands still.
 //!
 //! Not looked at: watches, children, multis, and nodes that go with their session.
 
