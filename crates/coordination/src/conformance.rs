@@ -149,5 +149,6 @@ suite! { $ dyn Subject, conformance_tests, [conformance];
 
 // After the macro that they use.
 pub mod elector;
+pub mod load;
 pub mod recipes;
 pub mod tree;

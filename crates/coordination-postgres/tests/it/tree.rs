@@ -26,6 +26,10 @@ mod recipes {
     coordination::recipe_conformance_tests!(super::run);
 }
 
+mod load {
+    coordination::load_conformance_tests!(super::run);
+}
+
 fn run(case: Case<dyn Subject>) {
     let url = database();
     on_real(async |runtime| case.run(&Forest { runtime, url }).await);

@@ -28,6 +28,16 @@ mod three {
         coordination::recipe_conformance_tests!(super::run);
     }
 
+    mod load {
+        use super::*;
+
+        coordination::load_conformance_tests!(run);
+
+        fn run(case: Case<dyn Subject>) {
+            on_real(async |runtime| case.run(&Forest::with_short_paths(runtime, ensemble())).await);
+        }
+    }
+
     fn run(case: Case<dyn Subject>) {
         try_out(ensemble(), case);
     }

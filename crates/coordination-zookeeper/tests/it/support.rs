@@ -42,6 +42,12 @@ impl Forest {
     pub(crate) fn roaming(self) -> Self {
         Forest { is_roaming: true, ..self }
     }
+
+    /// Where the length of paths matters.
+    pub(crate) fn with_short_paths(runtime: Runtime, servers: &'static Zookeeper) -> Self {
+        let root = format!("{:08x}", runtime.random_u128() >> 96);
+        Forest { root, ..Forest::new(runtime, servers) }
+    }
 }
 
 impl Subject for Forest {

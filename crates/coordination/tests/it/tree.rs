@@ -55,6 +55,16 @@ mod real {
     }
 }
 
+mod load {
+    use super::*;
+
+    coordination::load_conformance_tests!(run);
+
+    fn run(case: Case<dyn Subject>) {
+        on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
+    }
+}
+
 /// Calls interleave as the seed says.
 mod simulated {
     use super::*;
