@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coordination::{Member, MemberId, Ownership as _};
+use coordination::{ClaimName, Elector as _, Member, MemberId, Ownership as _};
 use coordination_postgres::{OpenError, Options, PostgresCoordination, VERSION, migrate};
 use engines::postgres::{PASSWORD, shared};
 use runtime::Runtime;
@@ -128,5 +128,35 @@ fn another_user_than_the_schemas_owner_works_with_the_permissions_that_are_told(
         sql(&format!("revoke all on all tables in schema reveille_coordination from {user}"));
         let refused = coordination.view().await.unwrap_err();
         assert!(!refused.is_retryable() && refused.to_string().contains("permission denied"), "{refused}");
+    });
+}
+
+/// What is held is in rows, which outlive connections, and in tables that outlive a crash.
+#[test]
+fn no_lock_of_a_connection_holds_anything() {
+    let url = database();
+    on_real(async |runtime| {
+        let coordination = open(&runtime, &url).await;
+        let claims = [ClaimName::leader()];
+        coordination.join(member(1), LONG).await.unwrap();
+        assert_eq!(coordination.claim(member(1).id, claims.to_vec()).await, Ok(vec![true]));
+        let elector = coordination.elector(&ClaimName::new("group").unwrap());
+        assert!(elector.is_leader("one", LONG).await.unwrap().leads);
+        let count = |what: &str| shared().sql(name_of(&url), &format!("select count(*) from {what}")).unwrap();
+        let advisory = "pg_locks where locktype = 'advisory' and database =
+            (select oid from pg_database where datname = current_database())";
+        assert_eq!(count(advisory).trim(), "0");
+        let schema = "pg_class where relnamespace = 'reveille_coordination'::regnamespace and relkind = 'r'";
+        assert_ne!(count(schema).trim(), "0");
+        assert_eq!(count(&format!("{schema} and relpersistence <> 'p'")).trim(), "0");
+        let own = "application_name like 'reveille%' and datname = current_database()";
+        shared()
+            .sql(name_of(&url), &format!("select pg_terminate_backend(pid) from pg_stat_activity where {own}"))
+            .unwrap();
+        let other = open(&runtime, &url).await;
+        other.join(member(2), LONG).await.unwrap();
+        assert_eq!(other.claim(member(2).id, claims.to_vec()).await, Ok(vec![false]), "it is held all the same");
+        let elector = other.elector(&ClaimName::new("group").unwrap());
+        assert!(!elector.is_leader("two", LONG).await.unwrap().leads);
     });
 }

@@ -321,6 +321,18 @@ fn a_refused_change_is_in_the_order_too() {
 }
 
 #[test]
+fn a_line_goes_on_past_the_last_number() {
+    let url = database();
+    let set_next = |path: &NodePath, next: i32| {
+        sql(&url, &format!("update reveille_coordination.tree_node set creations = {next} where path = '{path}'"));
+    };
+    on_real(async |runtime| {
+        let forest = Forest { runtime, url: url.clone() };
+        coordination::conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
+    });
+}
+
+#[test]
 fn numbers_below_zero_are_written_whole() {
     let url = database();
     on_real(async |runtime| {

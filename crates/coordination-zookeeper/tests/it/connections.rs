@@ -45,3 +45,30 @@ fn no_watch_is_lost_with_a_connection_and_events_say_that_there_is_a_gap() {
         runtime.timeout(LIMIT, async { while told.next().await.is_some() {} }).await.unwrap();
     });
 }
+
+/// Each would cost the server memory for as long as the session lives.
+#[test]
+fn watches_that_nobody_waits_for_are_taken_back_from_the_server() {
+    on_real(async |runtime| {
+        let server = zookeeper::shared();
+        let root = format!("test-{:032x}", runtime.random_u128());
+        let url = ZookeeperUrl::parse(&format!("zookeeper://127.0.0.1:{}/{root}", server.port(0))).unwrap();
+        let tree = ZookeeperTrees::new(runtime.clone(), url).open(SessionOptions::default()).await.unwrap();
+        let path = NodePath::new("/a").unwrap();
+        tree.create(&path, Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
+        let watched = || server.ask(0, "wchp").unwrap().lines().filter(|line| line.contains(&root)).count();
+        let missing = NodePath::new("/b").unwrap();
+        let (_, data) = tree.get_and_watch(&path).await.unwrap();
+        let (_, coming) = tree.exists_and_watch(&missing).await.unwrap();
+        let events = tree.watch_all(&path).await.unwrap();
+        assert_eq!(watched(), 2, "two nodes are watched: {}", server.ask(0, "wchp").unwrap());
+        drop(data);
+        drop((coming, events));
+        let gone = async {
+            while watched() > 0 {
+                runtime.sleep(Duration::from_millis(10)).await;
+            }
+        };
+        runtime.timeout(LIMIT, gone).await.unwrap();
+    });
+}

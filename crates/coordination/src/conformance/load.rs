@@ -23,8 +23,8 @@ suite! { $ dyn Subject, load_conformance_tests, [conformance::load];
     }
 }
 
-/// What is to happen happens within this.
-const LIMIT: Duration = Duration::from_secs(60);
+/// What is to happen happens within this, on a machine that is busy with other tests, too.
+const LIMIT: Duration = Duration::from_secs(240);
 
 fn path(text: &str) -> NodePath {
     NodePath::new(text).expect("a case's path is one")

@@ -10,6 +10,7 @@ mod lines;
 mod locks;
 mod meetings;
 mod moments;
+mod numbers;
 mod replies;
 mod roles;
 mod selectors;
@@ -23,11 +24,12 @@ use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _};
 
 use super::Case;
+use super::between::Between;
 use super::tree::{Process, Subject};
 use crate::recipes::{Candidate, Client, Held, Layout, LeaderSelector, Lock, Trust};
 use crate::tree::{Acl, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError};
 
-use super::between::Between;
+pub use self::numbers::a_line_goes_on_past_the_last_number;
 
 suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
     locks {

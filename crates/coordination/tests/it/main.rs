@@ -3,6 +3,7 @@
 
 mod membership;
 mod mutants;
+mod pitfalls;
 mod recipes;
 mod support;
 mod tree;

@@ -38,6 +38,18 @@ mod simulated {
     }
 }
 
+#[test]
+fn a_line_goes_on_past_the_last_number() {
+    for seed in 0..8 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let forest = MemoryForest::new(sim.outside(), slow());
+            let set_next = |path: &NodePath, next| forest.trees().set_sequence(path, next);
+            coordination::conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
+        });
+    }
+}
+
 /// Whoever leads now: criterion A1 is that there is never a second.
 #[derive(Default)]
 struct Throne {

@@ -85,6 +85,10 @@ impl MemoryForest {
     pub(crate) fn new(runtime: Runtime, options: MemoryOptions) -> Self {
         MemoryForest { trees: MemoryTrees::new(runtime.clone(), options), runtime }
     }
+
+    pub(crate) fn trees(&self) -> &MemoryTrees {
+        &self.trees
+    }
 }
 
 impl tree::Subject for MemoryForest {
