@@ -1,5 +1,5 @@
-//! Cronulla, seed 000's cron scheduler: of several replicas one calls a service when a cron expression says so, and another goes on when that one dies.
-//! Start two or more, and kill whoever leads:
+//! Cronulla, seed 000's cron scheduler: of several replicas one calls a service when a cron expression says so, and another goes on when that
+//! one dies. Start two or more, and kill whoever leads:
 //! `cargo run -p coordination-url --example cronulla -- zookeeper://127.0.0.1:2181 --call http://127.0.0.1:8080/clean-up`
 //!
 //! What is promised: a firing is one (job, instant), named so in `idempotency-key`, and the service drops a second call of that name. None is called

@@ -4,8 +4,8 @@
 //! `cargo run -p coordination-url --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'sleep 1; echo two'`
 //! `cargo run -p coordination-url --example tasks -- zookeeper://127.0.0.1:2181 list`
 //!
-//! A task is a node, and is at any time in one place: below `waiting`, below `given/REPLICA`, or below `done`. It moves as a whole or not at all, from
-//! where its mover has seen it; so a leader that does not know yet that it leads no more does no harm.
+//! A task is a node, and is at any time in one place: below `waiting`, below `given/REPLICA`, or below `done`. It moves as a whole or not at all,
+//! from where its mover has seen it; so a leader that does not know yet that it leads no more does no harm.
 //!
 //! What is promised: a task whose `add` was answered is done, whoever is killed. It is done twice only if its replica had begun it, and then died,
 //! or was not heard of for so long that it counted as dead.
@@ -41,7 +41,10 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Add tasks, which are shell commands
-    Add { tasks: Vec<String> },
+    Add {
+        #[arg(required = true)]
+        tasks: Vec<String>,
+    },
     /// Show where each task is
     List,
     /// Do tasks, and lead the others if it is this replica's turn

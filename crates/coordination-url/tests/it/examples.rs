@@ -1,6 +1,7 @@
 //! The examples, as processes that are killed, stopped where they are, and started again, on a real ZooKeeper and a real PostgreSQL.
 
 mod cronulla;
+mod streams;
 mod tasks;
 
 use std::path::{Path, PathBuf};
@@ -8,6 +9,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use coordination::recipes::Client;
+use coordination::tree::{Node, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
 use rustix::process::{Pid, Signal};
 
@@ -43,6 +46,54 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
+/// [`until`], for what is asked of an engine.
+async fn until_async(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so().await {
+        assert!(Instant::now() < deadline, "{what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// The test's own look at the nodes.
+#[derive(Clone)]
+struct Nodes {
+    client: Client,
+}
+
+impl Nodes {
+    async fn open(runtime: &Runtime, url: &str) -> Self {
+        let trees = coordination_url::trees(runtime, url, None).await.unwrap();
+        Nodes { client: Client::new(runtime, trees, SessionOptions::default()) }
+    }
+
+    /// Of the children; none if there is no such node.
+    async fn names(&self, path: &NodePath) -> Vec<String> {
+        let tree = self.client.session().await.unwrap();
+        let children = patiently(async || {
+            tree.sync().await?;
+            tree.children(path).await
+        });
+        children.await.map_or_else(Vec::new, |children| children.names)
+    }
+
+    async fn get(&self, path: &NodePath) -> Option<Node> {
+        let tree = self.client.session().await.unwrap();
+        patiently(async || tree.get(path).await).await
+    }
+}
+
+/// `None` if there is no such node. A database with much to do may not answer in time.
+async fn patiently<T>(ask: impl AsyncFn() -> Result<T, TreeError>) -> Option<T> {
+    loop {
+        match ask().await {
+            Err(TreeError::NoNode) => return None,
+            Err(error) if error.is_retryable() => tokio::time::sleep(Duration::from_millis(50)).await,
+            answer => return Some(answer.unwrap()),
+        }
+    }
+}
+
 /// `cargo test` builds the examples beside the tests.
 fn program(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
@@ -57,6 +108,14 @@ fn example(name: &str, arguments: &[&str]) -> Command {
 
 fn run(name: &str, arguments: &[&str]) -> Output {
     example(name, arguments).output().expect("`cargo test` has built the example, or `cargo build --examples` does")
+}
+
+/// What it says, and ends well.
+#[track_caller]
+fn said(name: &str, arguments: &[&str]) -> String {
+    let output = run(name, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// What it says to who starts it wrongly.

@@ -26,13 +26,31 @@ fn begun(log: &Path) -> BTreeMap<usize, usize> {
     begun
 }
 
-fn listed(url: &str, place: &str) -> usize {
-    let output = run("tasks", &[url, "list"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap().lines().filter(|line| line.contains(place)).count()
+/// Answers how many may have been added twice, as a database with much to do did not answer in time.
+fn add(url: &str, tasks: &[String]) -> usize {
+    let (mut added, mut unsure) = (0, 0);
+    while added < tasks.len() {
+        let mut command = vec![url, "add"];
+        command.extend(tasks[added..].iter().map(String::as_str));
+        let output = run("tasks", &command);
+        added += String::from_utf8(output.stdout).unwrap().lines().count();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success() || error.contains("did not answer"), "{error}");
+        unsure += usize::from(!output.status.success());
+    }
+    unsure
+}
+
+/// How many tasks are there.
+async fn count(nodes: &Nodes, place: &str) -> usize {
+    nodes.names(&NodePath::new("/tasks").unwrap().join(place).unwrap()).await.len()
 }
 
 fn loses_no_task(url: &str, elector: &[&str]) {
+    on_real(async |runtime| lose_none(&Nodes::open(&runtime, url).await, url, elector).await);
+}
+
+async fn lose_none(nodes: &Nodes, url: &str, elector: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("begun");
     let names = ["ann", "bob", "cyd"];
@@ -48,13 +66,12 @@ fn loses_no_task(url: &str, elector: &[&str]) {
     let wait = format!("until [ -e {} ] || [ $((i += 1)) -gt 4000 ]; do sleep 0.02; done", end.display());
     let task = |at| format!("echo {at} >> {}; {wait}", log.display());
     let tasks: Vec<String> = (0..TASKS).map(task).collect();
-    let mut add = vec![url, "add"];
-    add.extend(tasks.iter().map(String::as_str));
-    let added = run("tasks", &add);
-    assert!(added.status.success(), "{}", String::from_utf8_lossy(&added.stderr));
-    until("each has begun one", || begun(&log).len() == 3);
-    let given = |name: &str| listed(url, &format!("is given to {name}"));
-    until("each is given some", || names.iter().all(|name| given(name) == GIVEN_MAX));
+    let unsure = add(url, &tasks);
+    until("each has begun one", || begun(&log).values().sum::<usize>() >= 3);
+    let given = async |name: &str| count(nodes, &format!("given/{name}")).await;
+    for name in names {
+        until_async("each is given some", async || given(name).await == GIVEN_MAX).await;
+    }
 
     // The leader is killed with what it had: another leads.
     let leader = replicas.iter().position(leads).unwrap();
@@ -63,7 +80,7 @@ fn loses_no_task(url: &str, elector: &[&str]) {
     let (next, other) = ((leader + 1) % 3, (leader + 2) % 3);
     until("another leads", || leads(&replicas[next]) || leads(&replicas[other]));
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
-    until("what it had waits", || given(names[leader]) == 0);
+    until_async("what it had waits", async || given(names[leader]).await == 0).await;
 
     // And a follower: the leader is told.
     let (leader, follower) = if leads(&replicas[next]) { (next, other) } else { (other, next) };
@@ -72,22 +89,22 @@ fn loses_no_task(url: &str, elector: &[&str]) {
     let gone = format!("{} is gone", names[follower]);
     until("the leader knows that the follower is gone", || replicas[leader].told().contains(&gone));
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
-    until("what it had waits", || given(names[follower]) == 0);
+    until_async("what it had waits", async || given(names[follower]).await == 0).await;
 
     // Who comes is given tasks, too.
     let dan = start(folder.path(), url, "dan", elector);
-    until("the new one is given some", || given("dan") == GIVEN_MAX);
+    until_async("the new one is given some", async || given("dan").await == GIVEN_MAX).await;
     std::fs::write(&end, "").unwrap();
-    until("all is done", || listed(url, "is done") == TASKS);
-    assert_eq!(listed(url, ""), TASKS, "each is in one place");
-    assert_eq!(begun(&log).len(), TASKS);
+    until_async("all is done", async || {
+        begun(&log).len() == TASKS && count(nodes, "waiting").await == 0 && count(nodes, "done").await >= TASKS
+    })
+    .await;
     // Twice is what the two had begun that were killed; and what one had begun that was not heard of, if this machine stood still.
     let twice: usize = begun(&log).values().map(|times| times - 1).sum();
-    let gone = names.map(|name| format!("{name} is gone"));
-    let is_stall = |line: &&str| line.ends_with(" follows") || ["dan is gone", &gone[leader]].contains(line);
+    let is_stall = |line: &&str| line.ends_with(" follows") || line.ends_with(" is gone") && **line != *gone;
     let stalls = |replica: &Process| replica.told().lines().filter(is_stall).count();
     let stalls: usize = replicas.iter().chain([&dan]).map(stalls).sum();
-    assert!((2..=2 + stalls).contains(&twice), "{twice} with {stalls} stalls");
+    assert!((2..=2 + stalls + unsure).contains(&twice), "{twice} with {stalls} stalls and {unsure} unsure");
     assert!(dan.interrupt().success());
 }
 
@@ -109,4 +126,11 @@ fn no_task_is_lost_with_a_lease_in_a_row_of_postgres() {
 #[test]
 fn no_task_is_lost_with_replicas_that_watch_the_tree_on_postgres() {
     loses_no_task(&postgres(), &["--elector", "watching"]);
+}
+
+#[test]
+fn what_waits_is_listed() {
+    let url = zookeeper();
+    assert_eq!(said("tasks", &[&url, "add", "true"]), "task0000000000 waits\n");
+    assert_eq!(said("tasks", &[&url, "list"]), "task0000000000  waits\n");
 }

@@ -1,0 +1,165 @@
+//! A model's nodes, and what is learnt.
+
+use std::fmt;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use coordination::recipes::{Bag, Client, Job, RoleMatch};
+use coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, TreeError};
+
+/// How far one observation moves a parameter.
+const STEP: f64 = 0.1;
+
+pub(crate) struct Model {
+    pub(crate) name: &'static str,
+    pub(crate) path: NodePath,
+    /// Observations by KEY.NUMBER, with the key of this model's axis.
+    pub(crate) inbox: NodePath,
+    /// Of what was in the inbox, which shard has learnt it: for who wants to look.
+    done: NodePath,
+    /// Each by its key.
+    parameters: NodePath,
+    pub(crate) shards: RoleMatch,
+    /// The addresses of who follows the parameters.
+    pub(crate) subscribers: Bag,
+    client: Client,
+}
+
+/// Of the keys whose hash has this remainder.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Shard {
+    pub(crate) number: u64,
+    pub(crate) count: u64,
+}
+
+/// What a model has learnt of a student, or an item.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Parameter {
+    pub(crate) value: f64,
+    /// Of observations.
+    pub(crate) count: u64,
+}
+
+impl Model {
+    pub(crate) async fn open(client: &Client, name: &'static str) -> anyhow::Result<Self> {
+        let path = NodePath::new("/streams")?.join(name)?;
+        let model = Model {
+            name,
+            inbox: path.join("inbox")?,
+            done: path.join("done")?,
+            parameters: path.join("parameters")?,
+            shards: RoleMatch::new(client, &path.join("shards")?, Acl::Open)?,
+            subscribers: Bag::new(client, &path.join("subscribers")?, Acl::Open)?,
+            path,
+            client: client.clone(),
+        };
+        for node in [&model.inbox, &model.done, &model.parameters] {
+            client.ensure(node, &Acl::Open).await?;
+        }
+        Ok(model)
+    }
+
+    /// What waits for the shard.
+    pub(crate) async fn waiting(&self, shard: Shard) -> anyhow::Result<Vec<String>> {
+        let mut names = self.client.session().await?.children(&self.inbox).await?.names;
+        names.retain(|name| key(name).is_some_and(|key| shard.has(key)));
+        Ok(names)
+    }
+
+    /// All keys with their parameters.
+    pub(crate) async fn parameters(&self) -> anyhow::Result<Vec<(String, Parameter)>> {
+        let tree = self.client.session().await?;
+        let mut all = Vec::new();
+        for key in tree.children(&self.parameters).await?.names {
+            let node = tree.get(&self.parameters.join(&key)?).await?;
+            all.push((key, Parameter::parse(&node.data)?));
+        }
+        Ok(all)
+    }
+
+    /// Takes one observation out of the inbox and learns it, as one change that fails if the shard is another's by now. `other` knows the
+    /// other model's parameters. Answers the key and its parameter.
+    pub(crate) async fn learn(
+        &self,
+        job: &Job,
+        by: &str,
+        name: &str,
+        other: impl Fn(&str) -> Parameter,
+    ) -> anyhow::Result<(String, Parameter)> {
+        let tree = self.client.session().await?;
+        let key = key(name).context("it has no key")?;
+        let (waiting, parameter) = (self.inbox.join(name)?, self.parameters.join(key)?);
+        let observation = tree.get(&waiting).await?.data;
+        let before = match tree.get(&parameter).await {
+            Err(TreeError::NoNode) => None,
+            node => Some(node?),
+        };
+        let known = before.as_ref().map_or(Ok(Parameter::default()), |node| Parameter::parse(&node.data))?;
+        let learnt = self.after(known, std::str::from_utf8(&observation)?, other).context("it is no observation")?;
+
+        let create = |path, data| Op::Create { path, data, mode: CreateMode::Persistent, acl: Acl::Open };
+        let note = format!("{} {} {by}", String::from_utf8_lossy(&job.description), job.leading.term.0);
+        let mut steps = job.leading.fence.clone();
+        steps.push(Op::Delete { path: waiting, expected: Expected::Any });
+        steps.push(create(self.done.join(name)?, note.into()));
+        steps.push(match before {
+            Some(node) => {
+                let expected = Expected::Version(node.stat.version);
+                Op::Set { path: parameter, data: learnt.to_string().into(), expected }
+            }
+            None => create(parameter, learnt.to_string().into()),
+        });
+        tree.multi(steps).await?;
+        Ok((key.to_owned(), learnt))
+    }
+
+    /// An observation is `STUDENT ITEM 1`, or 0 for a wrong answer.
+    fn after(&self, known: Parameter, observation: &str, other: impl Fn(&str) -> Parameter) -> Option<Parameter> {
+        let (keys, answer) = observation.rsplit_once(' ')?;
+        let (student, item) = keys.split_once(' ')?;
+        let answer: f64 = answer.parse().ok()?;
+        let is_ability = self.name == "ability";
+        let (ability, difficulty) =
+            if is_ability { (known.value, other(item).value) } else { (other(student).value, known.value) };
+        let surprise = answer - 1.0 / (1.0 + (difficulty - ability).exp());
+        let step = if is_ability { STEP } else { -STEP };
+        Some(Parameter { value: known.value + step * surprise, count: known.count + 1 })
+    }
+}
+
+fn key(name: &str) -> Option<&str> {
+    name.rsplit_once('.').map(|(key, _)| key)
+}
+
+impl Shard {
+    /// `3 of 8`, from 0.
+    pub(crate) fn parse(text: &Bytes) -> Option<Self> {
+        let (number, count) = std::str::from_utf8(text).ok()?.split_once(" of ")?;
+        Some(Shard { number: number.parse().ok()?, count: count.parse().ok()? }).filter(|shard| shard.count > 0)
+    }
+
+    /// By the FNV hash, which is the same in all processes.
+    fn has(self, key: &str) -> bool {
+        let mix = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        key.bytes().fold(0xcbf2_9ce4_8422_2325, mix) % self.count == self.number
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {}", self.number, self.count)
+    }
+}
+
+impl Parameter {
+    pub(crate) fn parse(text: &[u8]) -> anyhow::Result<Self> {
+        let parts = std::str::from_utf8(text)?.split_once(' ').context("a parameter is VALUE COUNT")?;
+        Ok(Parameter { value: parts.0.parse()?, count: parts.1.parse()? })
+    }
+}
+
+impl fmt::Display for Parameter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.value, self.count)
+    }
+}

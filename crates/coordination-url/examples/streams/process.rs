@@ -1,0 +1,199 @@
+//! A process that holds shards of both models.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use coordination::recipes::{BagChange, Client, Job};
+use coordination::tree::Sequence;
+use futures_util::future::try_join_all;
+use tokio::net::UdpSocket;
+use tokio_util::sync::CancellationToken;
+
+use crate::model::{Model, Parameter, Shard};
+
+/// Between two looks into the inbox, and before another try of what failed.
+const PERIOD: Duration = Duration::from_millis(100);
+/// How long a holder may go on with one observation once its shard is withdrawn. It cannot write any more.
+const GRACE: Duration = Duration::from_secs(1);
+
+pub(crate) struct Process {
+    name: String,
+    client: Client,
+    socket: UdpSocket,
+    sides: [Side; 2],
+}
+
+/// A model as this process knows it.
+struct Side {
+    model: Model,
+    /// The addresses of who follows its parameters, by the subscription.
+    subscribers: Mutex<BTreeMap<Sequence, SocketAddr>>,
+    /// Its parameters, as this process was told.
+    told: Mutex<BTreeMap<String, Parameter>>,
+}
+
+impl Process {
+    pub(crate) fn new(name: String, client: &Client, socket: UdpSocket, models: [Model; 2]) -> Self {
+        let sides = models.map(|model| Side { model, subscribers: Mutex::default(), told: Mutex::default() });
+        Process { name, client: client.clone(), socket, sides }
+    }
+
+    /// Until Ctrl-C.
+    pub(crate) async fn work(&self, hands: usize) -> anyhow::Result<()> {
+        let stop = CancellationToken::new();
+        let ([one, two], stop) = (&self.sides, &stop);
+        let hands = (0..hands).flat_map(|_| [self.hold_shards(one, two, stop), self.hold_shards(two, one, stop)]);
+        let stopped = async {
+            tokio::signal::ctrl_c().await?;
+            stop.cancel();
+            std::future::pending().await
+        };
+        tokio::select! {
+            held = try_join_all(hands) => held.map(drop),
+            failed = self.publish(one) => failed,
+            failed = self.publish(two) => failed,
+            failed = stopped => failed,
+            () = self.subscribe(one) => Ok(()),
+            () = self.subscribe(two) => Ok(()),
+            () = self.listen() => Ok(()),
+        }
+    }
+
+    /// One hand: it holds one shard at a time, and applies for another when that is withdrawn or lost.
+    async fn hold_shards(&self, side: &Side, other: &Side, stop: &CancellationToken) -> anyhow::Result<()> {
+        let who = Bytes::from(self.name.clone());
+        side.model.shards.run(stop, &who, GRACE, |job| self.hold(side, other, job)).await?;
+        Ok(())
+    }
+
+    async fn hold(&self, side: &Side, other: &Side, job: Job) {
+        let (model, over) = (side.model.name, &job.leading.over);
+        let Some(shard) = Shard::parse(&job.description) else {
+            eprintln!("{model}: a job that is no shard is held, and nothing is done for it");
+            return over.cancelled().await;
+        };
+        println!("{model} {shard} is held by {}, term {}", self.name, job.leading.term.0);
+        while !over.is_cancelled() {
+            let worked = self.work_off(side, other, shard, &job).await;
+            if let Err(error) = worked
+                && !over.is_cancelled()
+            {
+                eprintln!("{model} {shard}: {error:#}");
+            }
+            let _over = self.client.runtime().timeout(PERIOD, over.cancelled()).await;
+        }
+        println!("{model} {shard} is held by {} no more", self.name);
+    }
+
+    async fn work_off(&self, side: &Side, other: &Side, shard: Shard, job: &Job) -> anyhow::Result<()> {
+        let model = &side.model;
+        for name in model.waiting(shard).await? {
+            if job.leading.over.is_cancelled() {
+                break;
+            }
+            let other = |key: &str| lock(&other.told).get(key).copied().unwrap_or_default();
+            let (key, parameter) = model.learn(job, &self.name, &name, other).await?;
+            let message = format!("{} {key} {parameter}", model.name);
+            for subscriber in lock(&side.subscribers).values() {
+                // One that is lost is made up for by the next.
+                drop(self.socket.try_send_to(message.as_bytes(), *subscriber));
+            }
+        }
+        Ok(())
+    }
+
+    /// Knows who is subscribed to a model: it is told when somebody comes, goes or dies.
+    async fn publish(&self, side: &Side) -> anyhow::Result<()> {
+        let mut changes = side.model.subscribers.listen().await?;
+        for id in changes.present().clone() {
+            self.subscribed(side, id).await;
+        }
+        loop {
+            match changes.next().await {
+                BagChange::Added(id) => self.subscribed(side, id).await,
+                BagChange::Removed(id) => {
+                    if let Some(gone) = lock(&side.subscribers).remove(&id) {
+                        println!("{gone} follows {} no more", side.model.name);
+                    }
+                }
+            }
+        }
+    }
+
+    async fn subscribed(&self, side: &Side, id: Sequence) {
+        let address = loop {
+            match side.model.subscribers.get(id).await {
+                Ok(address) => break address,
+                Err(error) => eprintln!("{}: {error}", side.model.name),
+            }
+            self.client.runtime().sleep(PERIOD).await;
+        };
+        // `None` if it has gone meanwhile.
+        if let Some(address) = address.and_then(|address| std::str::from_utf8(&address).ok()?.parse().ok()) {
+            println!("{address} follows {}", side.model.name);
+            lock(&side.subscribers).insert(id, address);
+        }
+    }
+
+    /// Subscribes this process to a model, and again whenever its session was lost.
+    async fn subscribe(&self, side: &Side) {
+        loop {
+            if let Err(error) = self.subscribe_once(side).await {
+                eprintln!("{}: {error:#}", side.model.name);
+            }
+            self.client.runtime().sleep(PERIOD).await;
+        }
+    }
+
+    async fn subscribe_once(&self, side: &Side) -> anyhow::Result<()> {
+        let address = self.socket.local_addr()?;
+        let subscription = side.model.subscribers.add_own(address.to_string().into()).await?;
+        // After it: what changes meanwhile is told, too.
+        for (key, parameter) in side.model.parameters().await? {
+            side.hear(&key, parameter);
+        }
+        subscription.gone().await;
+        Ok(())
+    }
+
+    async fn listen(&self) {
+        let mut message = [0; 1_024];
+        loop {
+            let heard = match self.socket.recv(&mut message).await {
+                Ok(count) => parsed(&message[..count]),
+                // Of a subscriber that is not there any more, on some systems.
+                Err(_refused) => continue,
+            };
+            if let Ok((model, key, parameter)) = heard
+                && let Some(side) = self.sides.iter().find(|side| side.model.name == model)
+            {
+                side.hear(key, parameter);
+            }
+        }
+    }
+}
+
+impl Side {
+    fn hear(&self, key: &str, parameter: Parameter) {
+        let mut told = lock(&self.told);
+        let known = told.entry(key.to_owned()).or_default();
+        if parameter.count > known.count {
+            *known = parameter;
+        }
+    }
+}
+
+/// `MODEL KEY VALUE COUNT`
+fn parsed(message: &[u8]) -> anyhow::Result<(&str, &str, Parameter)> {
+    let (model, rest) = std::str::from_utf8(message)?.split_once(' ').context("it names no model")?;
+    let (key, parameter) = rest.split_once(' ').context("it names no key")?;
+    Ok((model, key, Parameter::parse(parameter.as_bytes())?))
+}
+
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().expect("no holder of this lock panics")
+}
