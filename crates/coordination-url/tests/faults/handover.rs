@@ -22,8 +22,8 @@ const PROCESSES: usize = 5;
 /// What one asks from when it is woken to when its place is gone: a listing, to know that it is the first; a watch of its own node, which it
 /// looks at once more when that goes; and the removal.
 const REQUESTS: u64 = 4;
-/// A removal, a watch and a listing. On a machine that does much else they take as many moments.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// A removal, a watch and a listing take some milliseconds; as often as not, on a machine that does much else, too.
+const AT_ONCE: Duration = Duration::from_millis(500);
 
 fn a5_each_release_wakes_one_of_thirty_and_asks_no_more_than_of_two(engine: &Engine) {
     on_real(async |runtime| {
@@ -76,6 +76,7 @@ fn a6_a_leader_that_goes_by_itself_is_followed_at_once(engine: &Engine) {
         let (one, two) = (engine.peer(&runtime, LONG).await, engine.peer(&runtime, LONG).await);
         let (first, second) = (one.selector("one", Trust::default()), two.selector("two", Trust::default()));
         let mut held = one.within("it leads", first.lead()).await.unwrap();
+        let mut took = Vec::new();
         for round in 0..10 {
             let (to, selector) = if round % 2 == 0 { (&two, &second) } else { (&one, &first) };
             let mut waiting = selector.lead().boxed();
@@ -87,11 +88,12 @@ fn a6_a_leader_that_goes_by_itself_is_followed_at_once(engine: &Engine) {
             // It has its watch by then, or looks after the release.
             let (term, released) = (held.term(), runtime.monotonic());
             let (next, ()) = to.within("it leads", futures_util::future::join(waiting, held.release())).await;
-            let took = runtime.monotonic().since(released);
+            took.push(runtime.monotonic().since(released));
             held = next.unwrap();
             assert!(held.term() > term);
-            assert!(took < AT_ONCE, "it took {took:?}");
         }
+        took.sort_unstable();
+        assert!(took[took.len() / 2] < AT_ONCE && took[took.len() - 1] < LONG / 2, "{took:?}");
         held.release().await;
     });
 }

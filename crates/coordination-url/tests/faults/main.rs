@@ -10,6 +10,8 @@
 //! - A7: who lost its session stands again by itself, behind the others.
 //! - A8: what a user's code does while it leads holds up neither the session nor the client.
 //!
+//! What one process can show, `coordination::conformance::recipes` asks of these engines, too, and of the one in memory.
+//!
 //! `examples/candidate.rs` is the process that is killed, stopped and cut off. Needs root, for network namespaces.
 
 #![expect(clippy::disallowed_methods, reason = "the tests stand outside: clocks, threads and processes are real")]
@@ -48,7 +50,7 @@ const SESSION: Duration = Duration::from_secs(3);
 const LONG: Duration = Duration::from_secs(30);
 /// What a new leader may take beyond the session's timeout. ZooKeeper looks at sessions once in a tick (100 ms here), PostgreSQL's clients
 /// look four times in a second; after that it is a watch and one or two requests. The rest is for a machine that is busy.
-const BOUND: Duration = Duration::from_secs(2);
+const BOUND: Duration = Duration::from_secs(4);
 
 /// Asks again and again, as a real process tells nobody when it has come so far.
 #[track_caller]

@@ -49,6 +49,7 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
     selectors {
         the_leader_is_first_and_the_next_follows
         a7_who_has_led_leads_again_at_the_end_of_the_line
+        a7_who_lost_its_session_stands_again_behind_the_others
         a_task_is_told_that_its_leadership_is_over_and_then_dropped
         a_stop_ends_the_task_and_the_candidacy
         places_are_laid_out_as_curators
@@ -132,7 +133,7 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a_parent_that_nobody_uses_goes
         a_task_that_panics_gives_its_leadership_back
         a_task_that_was_aborted_is_followed_by_the_next
-        a_task_works_with_the_client_that_runs_it
+        a8_a_task_works_with_the_client_that_runs_it
     }
     strangers {
         names_of_others_in_bags_queues_and_roles_are_passed_over

@@ -60,6 +60,38 @@ pub(super) async fn a7_who_has_led_leads_again_at_the_end_of_the_line(subject: &
     assert!(led[from..].is_sorted_by(|one, next| one.0 != next.0), "they take turns: {led:?}");
 }
 
+pub(super) async fn a7_who_lost_its_session_stands_again_behind_the_others(subject: &dyn Subject) {
+    let (leader, losing, third) =
+        (Peer::open(subject).await, Peer::open_short(subject).await, Peer::open(subject).await);
+    let held = within(subject, "it leads", leader.selector("leader").lead()).await.expect("it can lead");
+    let (second, last) = (losing.selector("losing"), third.selector("third"));
+    let (mut losing_waits, mut third_waits) = (second.lead().boxed(), last.lead().boxed());
+    until(subject, "it stands in line", async || {
+        assert!((&mut losing_waits).now_or_never().is_none(), "another leads");
+        leader.standing("/leaders/one").await.len() == 2
+    })
+    .await;
+    let mut stand = async |what: &str, ids: &[&str]| {
+        until(subject, what, async || {
+            assert!((&mut losing_waits).now_or_never().is_none(), "another leads");
+            assert!((&mut third_waits).now_or_never().is_none(), "another leads");
+            let standing = leader.selector("").participants().await.expect("the engine answers");
+            standing.iter().map(|one| one.id.as_str()).eq(ids.iter().copied())
+        })
+        .await;
+    };
+    stand("all stand in line", &["leader", "losing", "third"]).await;
+    losing.process.cut(true);
+    stand("its session ends", &["leader", "third"]).await;
+    losing.process.cut(false);
+    stand("it stands again", &["leader", "third", "losing"]).await;
+    held.release().await;
+    let next = within(subject, "it leads", third_waits).await.expect("it can lead");
+    assert!((&mut losing_waits).now_or_never().is_none(), "the other leads");
+    next.release().await;
+    within(subject, "it leads", losing_waits).await.expect("it can lead").release().await;
+}
+
 pub(super) async fn a_task_is_told_that_its_leadership_is_over_and_then_dropped(subject: &dyn Subject) {
     let (one, two, never) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let grace = Duration::from_millis(300);

@@ -214,7 +214,7 @@ pub(super) async fn a_task_that_was_aborted_is_followed_by_the_next(subject: &dy
 }
 
 /// Where callbacks are called under a lock, or by who tells of sessions, this waits for itself.
-pub(super) async fn a_task_works_with_the_client_that_runs_it(subject: &dyn Subject) {
+pub(super) async fn a8_a_task_works_with_the_client_that_runs_it(subject: &dyn Subject) {
     let (peer, stop) = (Peer::open_short(subject).await, CancellationToken::new());
     let (selector, other) = (peer.selector("one"), Peer::open(subject).await);
     let work = async |when: &str| {
