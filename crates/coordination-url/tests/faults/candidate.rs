@@ -25,7 +25,7 @@ pub(crate) struct Candidate {
     child: Child,
 }
 
-/// `cargo test` builds the examples beside the tests.
+/// `cargo test --package coordination-url` builds the examples beside the tests; told `--test faults`, it leaves them as they are, old ones, too.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples/candidate");
