@@ -227,7 +227,7 @@ pub(super) async fn a_place_of_an_earlier_session_is_anothers(subject: &dyn Subj
             all_are_new(group).await;
         }
     };
-    let all = futures_util::future::join3(locking, queueing, electing);
+    let all = Box::pin(futures_util::future::join3(locking, queueing, electing));
     let (held, led, ()) = within(subject, "it holds and leads again", all).await;
     assert!(held.is_valid() && led.is_valid());
     drop((first, early));

@@ -104,12 +104,13 @@ pub(super) async fn a_late_leave_takes_away_nobody_elses_place(subject: &dyn Sub
     let tree = other.tree().await;
     for is_own in [false, true] {
         let first = queue(&one).join(Bytes::new()).await.expect("the queue is open");
-        let [place] = &other.standing("/queue/candidate").await[..] else { panic!("one stands there") };
+        let place = &other.standing("/queue/candidate").await[..];
+        let [name] = place else { panic!("one stands there") };
         one.process.cut(true);
         // Its removal waits for the connection.
         drop(first);
         // With the parent made anew, numbers begin anew.
-        tree.delete(&path(&format!("/queue/candidate/{place}")), Expected::Any).await.expect("it is open to all");
+        tree.delete(&path(&format!("/queue/candidate/{name}")), Expected::Any).await.expect("it is open to all");
         tree.delete(&path("/queue/candidate"), Expected::Any).await.expect("nobody stands there");
         let owner = if is_own { &one } else { &other };
         let queue = queue(owner);
@@ -120,12 +121,12 @@ pub(super) async fn a_late_leave_takes_away_nobody_elses_place(subject: &dyn Sub
         }
         let second = within(subject, "it joins", joining).await.expect("the queue is open");
         one.process.cut(false);
-        assert_eq!(other.standing("/queue/candidate").await, [place.clone()], "it has the name of the one before it");
+        assert_eq!(other.standing("/queue/candidate").await, place, "it has the name of the one before it");
         until(subject, "what was left is removed", async || one.tree().await.sync().await.is_ok()).await;
         for _ in 0..4 {
             a_moment(subject).await;
         }
-        assert_eq!(other.standing("/queue/candidate").await, [place.clone()]);
+        assert_eq!(other.standing("/queue/candidate").await, place);
         within(subject, "it leads", second.lead()).await.expect("its place is its own").release().await;
         until(subject, "nobody stands there", async || other.standing("/queue/candidate").await.is_empty()).await;
         tree.delete(&path("/queue/candidate"), Expected::Any).await.expect("nobody stands there");

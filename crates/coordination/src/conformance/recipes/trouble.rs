@@ -1,5 +1,7 @@
 //! Lines whose connections, parents and tasks fail.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use futures_util::future::join;
 use tokio_util::sync::CancellationToken;
 
@@ -128,7 +130,31 @@ pub(super) async fn a_line_comes_to_rest_after_trouble(subject: &dyn Subject) {
 
 pub(super) async fn a_parent_that_is_taken_away_again_and_again_stops_nobody(subject: &dyn Subject) {
     const ROUNDS: usize = 15;
-    let (one, two, operator) = (Peer::open(subject).await, Peer::open(subject).await, Peer::open(subject).await);
+    const PARENTS: [&str; 4] = ["/locks/one", "/locks", "/queue/candidate", "/queue"];
+    let (one, operator) = (Peer::open(subject).await, Peer::open(subject).await);
+    let (tree, left) = (operator.tree().await, Arc::new(AtomicUsize::new(0)));
+    let (cleaner, to_go) = (tree.clone(), left.clone());
+    let two = Peer::open_between(subject, LONG, move |what| {
+        let (cleaner, to_go) = (cleaner.clone(), to_go.clone());
+        let cleaning = async move {
+            let is_asked = to_go.fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| left.checked_sub(1)).is_ok();
+            for at in PARENTS.into_iter().filter(|_| is_asked && what == "create") {
+                // Unless somebody stands there.
+                drop(cleaner.delete(&path(at), Expected::Any).await);
+            }
+        };
+        cleaning.boxed()
+    })
+    .await;
+    // Each of its first requests finds that what it has just made is gone.
+    left.store(10, Ordering::Release);
+    two.acquired().await.release().await;
+    left.store(10, Ordering::Release);
+    let queue = LeaderQueue::new(&two.client, &path("/queue"), Acl::Open).expect("a short path");
+    let joined = within(subject, "it joins", queue.join(Bytes::new())).await;
+    joined.expect("its parent comes to stay").leave().await;
+    left.store(0, Ordering::Release);
+
     let working = async |peer: &Peer<'_>| {
         let mut terms = Vec::new();
         for _ in 0..ROUNDS {
@@ -138,11 +164,9 @@ pub(super) async fn a_parent_that_is_taken_away_again_and_again_stops_nobody(sub
         }
         terms
     };
-    let tree = operator.tree().await;
     let cleaning = async {
         loop {
-            // Whenever nobody stands there.
-            for at in ["/locks/one", "/locks"] {
+            for at in PARENTS {
                 drop(tree.delete(&path(at), Expected::Any).await);
             }
             subject.runtime().sleep(Duration::from_millis(1)).await;
@@ -229,9 +253,9 @@ pub(super) async fn a8_a_task_works_with_the_client_that_runs_it(subject: &dyn S
         members.until(|now| now.members.contains_key(when)).await;
         assert_eq!(selector.participants().await.map(|all| all.len()), Ok(1));
     };
-    let rounds = std::sync::atomic::AtomicUsize::new(0);
+    let rounds = AtomicUsize::new(0);
     let running = selector.run(&stop, async |leading: Leading| {
-        if rounds.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+        if rounds.fetch_add(1, Ordering::Relaxed) == 0 {
             work("while-it-leads").await;
             for name in other.standing("/leaders/one").await {
                 drop(other.tree().await.delete(&path(&format!("/leaders/one/{name}")), Expected::Any).await);
