@@ -59,7 +59,8 @@ async fn main() -> anyhow::Result<()> {
     let session =
         SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);
-    client.session().await.context("cannot open a session: is the engine there, and reachable from here?")?;
+    let opened = client.connect(Duration::from_secs(10)).await;
+    opened.context("cannot open a session: is the engine there, and reachable from here?")?;
 
     // 2. The leader selector: the client, the path of the group, and who this is.
     let candidate = Candidate { acl: Acl::Open, ..Candidate::new(&arguments.replica) };

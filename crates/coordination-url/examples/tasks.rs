@@ -78,7 +78,8 @@ async fn main() -> anyhow::Result<()> {
     let runtime = Runtime::real();
     let trees = coordination_url::trees(&runtime, &url, None).await?;
     let client = Client::new(&runtime, trees, SessionOptions::default());
-    client.session().await.context("cannot open a session: is the engine there, and reachable from here?")?;
+    let opened = client.connect(Duration::from_secs(10)).await;
+    opened.context("cannot open a session: is the engine there, and reachable from here?")?;
     let tasks = Tasks::new(client.clone()).await?;
     match command {
         Command::Add { tasks: commands } => {

@@ -79,7 +79,8 @@ async fn main() -> anyhow::Result<()> {
     let trees = coordination_url::trees(&runtime, &coordination, None).await?;
     let session = SessionOptions { timeout: Duration::from_millis(session_millis), ..SessionOptions::default() };
     let client = Client::new(&runtime, trees, session);
-    client.session().await.context("cannot open a session: is the engine there, and reachable from here?")?;
+    let opened = client.connect(Duration::from_secs(10)).await;
+    opened.context("cannot open a session: is the engine there, and reachable from here?")?;
     let models = [Model::open(&client, "ability").await?, Model::open(&client, "difficulty").await?];
     match command {
         Command::Work(Work { name, hands, listen }) => {

@@ -112,6 +112,7 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         a6_who_lost_its_session_waits_with_another
         a_wait_goes_on_over_a_connection_that_was_lost
         a_short_cut_ends_what_is_trusted_until_suspended_and_nothing_else
+        who_starts_before_its_engine_waits_for_it
     }
     replies {
         a4_a_place_whose_making_was_not_answered_is_found

@@ -72,6 +72,25 @@ impl Client {
         opened.await.unwrap_or_else(|| Err(stopped()))
     }
 
+    /// Opens a session, again and again for `limit` while the engine does not answer: a program may start before its engine has.
+    ///
+    /// # Errors
+    /// As [`Client::session`], the last time.
+    pub async fn connect(&self, limit: Duration) -> Result<(), TreeError> {
+        let mut last = TreeError::Disconnected("it did not in time".to_owned());
+        let opening = async {
+            loop {
+                match self.session().await {
+                    Err(error) if error.is_retryable() => last = error,
+                    opened => return opened.map(drop),
+                }
+                self.pause().await;
+            }
+        };
+        let opened = self.runtime().timeout(limit, opening).await;
+        opened.unwrap_or(Err(last))
+    }
+
     /// Makes a node that stays, without data, and all that is missing above it. Harmless if it is there.
     ///
     /// # Errors

@@ -136,3 +136,15 @@ pub(super) async fn a_short_cut_ends_what_is_trusted_until_suspended_and_nothing
     wary.release().await;
     firm.release().await;
 }
+
+pub(super) async fn who_starts_before_its_engine_waits_for_it(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.process.cut(true);
+    assert!(matches!(peer.client.connect(Duration::ZERO).await, Err(TreeError::Disconnected(_))));
+    let mending = async {
+        a_moment(subject).await;
+        peer.process.cut(false);
+    };
+    let both = futures_util::future::join(peer.client.connect(LIMIT), mending);
+    assert_eq!(within(subject, "it opens a session", both).await.0, Ok(()));
+}
