@@ -41,6 +41,16 @@ fn add(url: &str, tasks: &[String]) -> usize {
     unsure
 }
 
+#[track_caller]
+fn who(what: &str, find: impl Fn() -> Option<usize>) -> usize {
+    let mut found = None;
+    until(what, || {
+        found = find();
+        found.is_some()
+    });
+    found.unwrap()
+}
+
 /// How many tasks are there.
 async fn count(nodes: &Nodes, place: &str) -> usize {
     nodes.names(&NodePath::new("/tasks").unwrap().join(place).unwrap()).await.len()
@@ -59,7 +69,7 @@ async fn lose_none(nodes: &Nodes, url: &str, elector: &[&str]) {
         let told = replica.told();
         told.rfind(" leads") > told.rfind(" follows")
     };
-    until("one leads", || replicas.iter().any(leads));
+    who("one leads", || replicas.iter().position(leads));
 
     // Who has begun a task goes on with it until all may end; and not for ever, if the test does not come so far.
     let end = folder.path().join("end");
@@ -74,16 +84,15 @@ async fn lose_none(nodes: &Nodes, url: &str, elector: &[&str]) {
     }
 
     // The leader is killed with what it had: another leads.
-    let leader = replicas.iter().position(leads).unwrap();
+    let leader = who("one leads", || replicas.iter().position(leads));
     replicas[leader].kill();
     let killed = Instant::now();
-    let (next, other) = ((leader + 1) % 3, (leader + 2) % 3);
-    until("another leads", || leads(&replicas[next]) || leads(&replicas[other]));
+    let next = who("another leads", || (0..3).find(|at| *at != leader && leads(&replicas[*at])));
     assert!(killed.elapsed() < SESSION + SLACK, "{:?}", killed.elapsed());
     until_async("what it had waits", async || given(names[leader]).await == 0).await;
 
     // And a follower: the leader is told.
-    let (leader, follower) = if leads(&replicas[next]) { (next, other) } else { (other, next) };
+    let (leader, follower) = (next, 3 - leader - next);
     replicas[follower].kill();
     let killed = Instant::now();
     let gone = format!("{} is gone", names[follower]);
