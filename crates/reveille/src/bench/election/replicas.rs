@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use coordination::Elector as _;
 use coordination::recipes::{Client, Form, TreeElector};
-use coordination::tree::{Acl, Expected, NodePath, SessionOptions, TreeError, Trees};
+use coordination::tree::{Acl, Expected, NodePath, SessionOptions, Stat, TreeError, Trees};
 use futures_util::stream::{self, StreamExt as _};
 use runtime::{Runtime, TaskSet};
 use serde::Serialize;
@@ -66,8 +66,8 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
     let looking = Client::new(runtime, trees.clone(), options());
     let (mut living, count) = Replicas::start(trial, trees, &group, replicas, form);
     living.all_stand(&looking, &group).await?;
-    // So that the servers are asked by the replicas alone.
-    looking.close().await?;
+    // So that the servers are asked by the replicas alone; a session that is not closed asks nothing either.
+    drop(looking.close().await);
 
     let (asked, had_received, since) = (count.now(), received(url).await?, runtime.monotonic());
     runtime.sleep(Duration::from_secs(arguments.rest)).await;
@@ -80,14 +80,25 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
         per_hand_over.push(as_f64(living.hand_over(&count).await?));
     }
     living.close().await;
-    // Persistent, as Petting Zoo has it. It is not there any more if it has been a container.
-    match looking.session().await?.delete(&group, Expected::Any).await {
-        Ok(()) | Err(TreeError::NoNode) => looking.close().await?,
-        Err(error) => return Err(error).context("cannot remove the group of the replicas"),
-    }
+    // Persistent, as Petting Zoo has it.
+    let removing = async {
+        while !matches!(remove(&looking, &group).await, Ok(()) | Err(TreeError::NoNode)) {
+            runtime.sleep(LOOK_EVERY).await;
+        }
+    };
+    runtime.timeout(PATIENCE, removing).await.context("cannot remove the group of the replicas")?;
+    drop(looking);
     let at_rest_per_minute = as_f64(asked) / minutes;
     let received_per_minute = received.map(|received| as_f64(received) / minutes);
     Ok(Requests { replicas, form, at_rest_per_minute, per_hand_over, received_per_minute })
+}
+
+async fn stat(looking: &Client, group: &NodePath) -> Result<Option<Stat>, TreeError> {
+    looking.session().await?.exists(group).await
+}
+
+async fn remove(looking: &Client, group: &NodePath) -> Result<(), TreeError> {
+    looking.session().await?.delete(group, Expected::Any).await
 }
 
 fn options() -> SessionOptions {
@@ -158,12 +169,12 @@ impl Replicas {
     async fn all_stand(&mut self, looking: &Client, group: &NodePath) -> anyhow::Result<()> {
         let (runtime, count) = (self.runtime.clone(), self.replicas.len());
         let standing = async {
-            while looking.session().await?.exists(group).await?.is_none_or(|stat| stat.children != count) {
+            // What is not answered on a machine with much to do, is asked again.
+            while !matches!(stat(looking, group).await, Ok(Some(stat)) if stat.children == count) {
                 runtime.sleep(LOOK_EVERY).await;
             }
-            Ok::<(), TreeError>(())
         };
-        runtime.timeout(PATIENCE, standing).await.context("not all replicas stand")??;
+        runtime.timeout(PATIENCE, standing).await.context("not all replicas stand")?;
         self.leader(None).await?;
         runtime.sleep(self.period).await;
         Ok(())
