@@ -27,7 +27,7 @@ use futures_util::stream;
 use runtime::{Runtime, TaskSet};
 use zookeeper_client as zk;
 
-use limits::{Counted, Ephemerals, Watches};
+use limits::{Counted, Ephemerals, Kind, Watches};
 pub use limits::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use translate::{acls_of, error_of, event_of, grants_of, mode_of, stat_of, version_of};
 pub use url::{ZookeeperUrl, ZookeeperUrlError};
@@ -211,10 +211,10 @@ impl Tree for ZookeeperTree {
             let acls = acls_of(&acl)?;
             self.ask(async |client| {
                 let bytes = self.ephemerals.bytes_of(&path, mode);
-                self.ephemerals.reserve(&client, bytes).await?;
+                let reserved = self.ephemerals.reserve(&client, bytes).await?;
                 let options = mode_of(mode).with_acls(zk::Acls::new(&acls));
                 let made = client.create(path.as_str(), &data, &options).await.map_err(error_of);
-                self.ephemerals.settle(bytes, &made);
+                reserved.settle(&made);
                 let (stat, sequence) = made?;
                 let path = match mode.is_sequential() {
                     true => numbered(&path, sequence)?,
@@ -255,14 +255,14 @@ impl Tree for ZookeeperTree {
                     added.map_err(|error| TreeError::Multi { at, source: Box::new(error) })?;
                 }
                 let bytes = self.ephemerals.bytes_of_all(&ops);
-                self.ephemerals.reserve(&client, bytes).await?;
+                let reserved = self.ephemerals.reserve(&client, bytes).await?;
                 let done = writer.commit().await.map_err(|error| match error {
                     zk::MultiWriteError::RequestFailed { source } => error_of(source),
                     zk::MultiWriteError::OperationFailed { index: at, source } => {
                         TreeError::Multi { at, source: Box::new(error_of(source)) }
                     }
                 });
-                self.ephemerals.settle(bytes, &done);
+                reserved.settle(&done);
                 done?.into_iter().map(translate::done_of).collect()
             })
             .await
@@ -306,7 +306,7 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
-                let counted = self.watches.count(&path)?;
+                let counted = self.watches.count(&path, Kind::Data)?;
                 let (data, stat, watcher) = client.get_and_watch_data(path.as_str()).await.map_err(error_of)?;
                 Ok((Node { data: data.into(), stat: stat_of(&stat) }, self.watch(watcher, counted)))
             })
@@ -318,7 +318,7 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
-                let counted = self.watches.count(&path)?;
+                let counted = self.watches.count(&path, Kind::Exists)?;
                 let (stat, watcher) = client.check_and_watch_stat(path.as_str()).await.map_err(error_of)?;
                 Ok((stat.map(|stat| stat_of(&stat)), self.watch(watcher, counted)))
             })
@@ -330,7 +330,7 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
-                let counted = self.watches.count(&path)?;
+                let counted = self.watches.count(&path, Kind::Children)?;
                 let (names, stat, watcher) = client.get_and_watch_children(path.as_str()).await.map_err(error_of)?;
                 Ok((in_order(names, &stat), self.watch(watcher, counted)))
             })
@@ -342,7 +342,7 @@ impl Tree for ZookeeperTree {
         let path = path.clone();
         Box::pin(async move {
             self.ask(async |client| {
-                let (counted, mode) = (self.watches.count(&path)?, zk::AddWatchMode::PersistentRecursive);
+                let (counted, mode) = (self.watches.count(&path, Kind::All)?, zk::AddWatchMode::PersistentRecursive);
                 let watcher = client.watch(path.as_str(), mode).await.map_err(error_of)?;
                 Ok(self.events(path.clone(), watcher, counted))
             })

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coordination::conformance::tree::{Process, Subject as _};
+use coordination::recipes::{Client, Lock};
 use coordination::tree::{
     Acl, CreateMode, Event, Expected, NodePath, Op, SessionOptions, SessionState, Tree, TreeError, Watch,
 };
@@ -59,7 +60,7 @@ async fn fill(tree: &dyn Tree, parent: &str) -> (usize, TreeError) {
 fn a_session_has_no_more_ephemerals_than_the_ensemble_outlives() {
     on_real(async |runtime| {
         let forest = Forest::new(runtime.clone(), ensemble());
-        let (process, dying) = open(&forest, Duration::from_secs(4)).await;
+        let (process, dying) = open(&forest, Duration::from_secs(8)).await;
         let (_process, other) = open(&forest, LIMIT).await;
         for at in ["/all", "/others"] {
             other.create(&node(at), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
@@ -122,9 +123,14 @@ fn a_session_has_no_more_watches_than_outlive_a_lost_connection() {
         let TreeError::Invalid(text) = &refused else { panic!("{refused:?}") };
         assert!(text.contains("open another session"), "{text}");
         assert_eq!(coming.len(), WATCHED_BYTES_MAX / (at(0).as_str().len() + "/test-".len() + 32) - 3);
-        assert_eq!(tree.get_and_watch(&at(0)).await.err(), Some(refused.clone()));
+        assert_eq!(tree.get_and_watch(&at(1)).await.err(), Some(refused.clone()));
         assert_eq!(tree.children_and_watch(&at(0)).await.err(), Some(refused.clone()));
         assert_eq!(tree.watch_all(&at(0)).await.err(), Some(refused.clone()));
+        // Of one path and kind there may be any number.
+        let mut same = Vec::new();
+        for _ in 0..200 {
+            same.push(tree.get_and_watch(&at(0)).await.unwrap().1);
+        }
         // Each that is given up makes room for another.
         drop(coming.drain(..2));
         let before = coming.len();
@@ -139,7 +145,9 @@ fn a_session_has_no_more_watches_than_outlive_a_lost_connection() {
         process.cut(false);
         becomes(&runtime, &*tree, SessionState::Connected).await;
         assert_eq!(fires(&runtime, early).await, Event::Created(at(first)));
-        assert_eq!(fires(&runtime, data).await, Event::Changed(at(0)));
+        for data in same.into_iter().chain([data]) {
+            assert_eq!(fires(&runtime, data).await, Event::Changed(at(0)));
+        }
         assert_eq!(runtime.timeout(LIMIT, events.next()).await, Some(Some(Event::Gap)));
         // And what happens from now on.
         let below = at(1).join("below").unwrap();
@@ -149,5 +157,61 @@ fn a_session_has_no_more_watches_than_outlive_a_lost_connection() {
             other.create(&at(number), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
             assert_eq!(fires(&runtime, watch).await, Event::Created(at(number)));
         }
+    });
+}
+
+/// What is gone is found out by several at once, and the room for it is had once.
+#[test]
+fn room_for_ephemerals_is_given_once_to_those_who_ask_at_once() {
+    on_real(async |runtime| {
+        let forest = Forest::new(runtime.clone(), ensemble());
+        let (_process, tree) = open(&forest, LIMIT).await;
+        tree.create(&node("/all"), Bytes::new(), CreateMode::Persistent, Acl::Open).await.unwrap();
+        let (count, _refused) = fill(&*tree, "/all").await;
+        let half = count / 2 + 500;
+        for some in (0..half).collect::<Vec<_>>().chunks(500) {
+            let gone = |n: &usize| Op::Delete { path: node(&format!("/all/{n:050}")), expected: Expected::Any };
+            tree.multi(some.iter().map(gone).collect()).await.unwrap();
+        }
+        // More than there is room for, all asked for before any is answered.
+        let again = |from: usize| {
+            let some = (from..from + 1_000).map(|n| made(format!("/all/again{n:045}"), CreateMode::Ephemeral));
+            tree.multi(some.collect())
+        };
+        let asked = futures_util::future::join_all((0..half / 1_000 + 3).map(|at| again(at * 1_000))).await;
+        let refused = asked.iter().filter(|answer| matches!(answer, Err(TreeError::Invalid(_)))).count();
+        assert!((2..6).contains(&refused), "{refused} of {}: {:?}", asked.len(), asked.iter().find(|one| one.is_err()));
+        let names = tree.children(&node("/all")).await.unwrap().names;
+        let bytes: usize = names.iter().map(|name| name.len() + "/all/".len() + "/test-".len() + 32 + 4).sum();
+        assert!(bytes <= EPHEMERAL_BYTES_MAX, "{bytes}");
+    });
+}
+
+/// Without a watch it is looked at now and then.
+#[test]
+fn a_hold_lasts_though_its_session_may_watch_no_more() {
+    on_real(async |runtime| {
+        let forest = Forest::new(runtime.clone(), ensemble());
+        let process = forest.process().await;
+        let options = SessionOptions { timeout: LIMIT, ..SessionOptions::default() };
+        let client = Client::new(&runtime, process.clone(), options);
+        let tree = client.session().await.unwrap();
+        let mut watches = Vec::new();
+        while let Ok((_, watch)) = tree.exists_and_watch(&node(&format!("/{:0800}", watches.len()))).await {
+            watches.push(watch);
+        }
+        let mut number = 0;
+        while let Ok((_, watch)) = tree.exists_and_watch(&node(&format!("/{number}"))).await {
+            watches.push(watch);
+            number += 1;
+        }
+        let held = Lock::new(&client, node("/lock"), Acl::Open).acquire().await.unwrap();
+        runtime.sleep(Duration::from_millis(500)).await;
+        assert!(held.is_valid());
+        let (_process, other) = open(&forest, LIMIT).await;
+        other.sync().await.unwrap();
+        let place = other.children(&node("/lock")).await.unwrap().names.remove(0);
+        other.delete(&node("/lock").join(&place).unwrap(), Expected::Any).await.unwrap();
+        runtime.timeout(LIMIT, held.cancelled()).await.expect("it is over");
     });
 }

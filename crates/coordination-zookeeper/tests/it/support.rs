@@ -107,6 +107,10 @@ impl Process for Connected {
     fn cut(&self, is_cut: bool) {
         self.proxies.iter().for_each(|proxy| proxy.cut(is_cut));
     }
+
+    fn cut_answers(&self) {
+        self.proxies.iter().for_each(Proxy::cut_answers);
+    }
 }
 
 /// Processes that are cut off by the death of the leader, and while there is none to spare, from all servers.
@@ -187,7 +191,7 @@ impl Process for Mortal {
     }
 
     fn cut_answers(&self) {
-        self.proxy.cut_answers();
+        self.process.cut_answers();
     }
 }
 

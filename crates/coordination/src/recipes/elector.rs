@@ -23,11 +23,11 @@ use crate::{Answer, Elector, Follower, Leadership, OwnershipError, check_replica
 pub enum Form {
     /// It lists the group at each call.
     Polling,
-    /// It watches the one before it: a call costs nothing while the session's deadline is far enough.
+    /// It watches the one before it: a call costs nothing.
     Watching,
 }
 
-/// One group of replicas, for one process. What it answered holds for no longer than the client's session: a lease is at most three quarters
+/// One group of replicas, for one process. What it answered holds for no longer than the client's session: a lease is at most half
 /// of the session's timeout.
 pub struct TreeElector(Arc<Inner>);
 
@@ -112,21 +112,16 @@ impl Inner {
         let standing = self.stand(replica).await?;
         let node = standing.place.node();
         let session = node.tree.session();
-        let most = session.timeout() - session.timeout() / 4;
+        // What is left of it right before its next ping is more.
+        let most = session.timeout() / 2;
         if lease > most {
             let text = format!("a lease is at most {most:?} with sessions of {:?}: {lease:?}", session.timeout());
             return Err(TreeError::Invalid(text));
         }
         let own = Term(u64::try_from(node.created.0).unwrap_or(0));
         if let Some(turn) = &standing.turn {
-            let leads = *turn.borrow() == Turn::Come;
-            if leads && session.deadline() < until {
-                // An answer moves the deadline on.
-                if node.tree.exists(&node.path).await?.is_none_or(|stat| stat.created != node.created) {
-                    return Err(TreeError::NoNode);
-                }
-            }
-            let leads = leads && session.is_valid(runtime.monotonic()) && session.deadline() >= until;
+            let is_first = *turn.borrow() == Turn::Come;
+            let leads = is_first && session.is_valid(runtime.monotonic()) && session.deadline() >= until;
             return Ok(Leadership { leads, term: if leads { own } else { Term(0) } });
         }
         loop {

@@ -217,10 +217,17 @@ impl OwnNode {
 /// Ready when a node, the one that was `created` then if that is told, is not there any more, with [`TreeError::NoNode`]; or when the
 /// session is lost, or it may not be looked at.
 pub(super) async fn gone(client: &Client, tree: &dyn Tree, path: &NodePath, created: Option<Zxid>) -> TreeError {
+    let is_it = |stat: &Stat| created.is_none_or(|created| stat.created == created);
     loop {
         let ended = match client.patiently(|| tree.exists_and_watch(path)).await {
-            Ok((Some(stat), watch)) if created.is_none_or(|created| stat.created == created) => watch.await.map(drop),
+            Ok((Some(stat), watch)) if is_it(&stat) => watch.await.map(drop),
             Ok(_) => Err(TreeError::NoNode),
+            // The session has as many watches as it may: it is looked at now and then.
+            Err(TreeError::Invalid(_)) => {
+                client.pause().await;
+                let stat = client.patiently(|| tree.exists(path)).await;
+                stat.and_then(|stat| stat.filter(is_it).map(drop).ok_or(TreeError::NoNode))
+            }
             Err(error) => Err(error),
         };
         if let Err(error) = ended {

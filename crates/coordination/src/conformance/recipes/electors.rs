@@ -6,7 +6,7 @@ use super::*;
 use crate::recipes::{Form, TreeElector};
 use crate::{Elector, Follower, OwnershipError};
 
-/// Three quarters of the shortest session that a case has is more.
+/// Half of the shortest session that a case has is more.
 const LEASE: Duration = Duration::from_millis(200);
 const FORMS: [Form; 2] = [Form::Polling, Form::Watching];
 
@@ -110,7 +110,8 @@ pub(super) async fn what_an_elector_cannot_do_is_refused(subject: &dyn Subject) 
     let peer = Peer::open_short(subject).await;
     for form in FORMS {
         let elector = elector(&peer, form);
-        let too_long = elector.is_leader("a", subject.timeout()).await;
+        assert!(elector.is_leader("a", subject.timeout() / 2).await.is_ok());
+        let too_long = elector.is_leader("a", subject.timeout() / 2 + Duration::from_millis(1)).await;
         assert!(matches!(&too_long, Err(OwnershipError::Refused(text)) if text.contains("lease")), "{too_long:?}");
         for name in ["", "a/b"] {
             let refused = elector.is_leader(name, LEASE).await;

@@ -111,16 +111,17 @@ pub(super) async fn a_line_comes_to_rest_after_trouble(subject: &dyn Subject) {
             a_moment(subject).await;
         }
         // What was made, and what went: both are counted.
-        let (mut last, mut quiet) = (None, 0);
+        let (mut last, mut since) = (None, subject.runtime().monotonic());
         until(subject, "nobody makes a place or takes one away", async || {
             a_moment(subject).await;
             let names = watcher.standing("/leaders/one").await;
             let stat = watcher.tree().await.exists(&path("/leaders/one")).await.expect("the engine answers");
             let now = stat.map(|stat| (stat.created, stat.children_version));
-            quiet = if last == Some(now) && names.len() == COUNT { quiet + 1 } else { 0 };
-            last = Some(now);
+            if last != Some(now) || names.len() != COUNT {
+                (last, since) = (Some(now), subject.runtime().monotonic());
+            }
             // Longer than any pause of theirs, and than a session's end.
-            quiet == 60
+            subject.runtime().monotonic().since(since) > Duration::from_secs(3)
         })
         .await;
         stop.cancel();
