@@ -62,9 +62,10 @@ async fn main() -> anyhow::Result<()> {
     let opened = client.connect(Duration::from_secs(10)).await;
     opened.context("cannot open a session: is the engine there, and reachable from here?")?;
 
-    // 2. The leader selector: the client, the path of the group, and who this is.
+    // 2. The leader selector: the client, the path of the group, which is the job's own, and who this is.
     let candidate = Candidate { acl: Acl::Open, ..Candidate::new(&arguments.replica) };
-    let selector = LeaderSelector::new(&client, NodePath::new("/cronulla/leader")?, candidate);
+    let group = NodePath::new("/cronulla/leaders")?.join(&arguments.job).context("--job")?;
+    let selector = LeaderSelector::new(&client, group, candidate);
 
     // 3. It queues again whenever it has led, as with Curator's `autoRequeue`, and 4. calls this each time, as `takeLeadership`.
     let stop = stopped_by_the_terminal(&runtime);

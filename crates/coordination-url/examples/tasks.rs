@@ -5,24 +5,25 @@
 //! `cargo run -p coordination-url --example tasks -- zookeeper://127.0.0.1:2181 list`
 //!
 //! A task is a node, and is at any time in one place: below `waiting`, below `given/REPLICA`, or below `done`. It moves as a whole or not at all,
-//! from where its mover has seen it; so a leader that does not know yet that it leads no more does no harm.
+//! from where its mover has seen it; so a leader that does not know yet that it leads no more loses none.
 //!
 //! What is promised: a task whose `add` was answered is done, whoever is killed. It is done twice only if its replica had begun it, and then died,
-//! or was not heard of for so long that it counted as dead.
+//! or was not heard of for so long that it counted as dead, or if a leader that stood still takes it away long after it was followed.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "it tells its story")]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use bytes::Bytes;
 use clap::{Parser, Subcommand, ValueEnum};
 use coordination::recipes::{Client, Form};
 use coordination::tree::{Acl, CreateMode, Expected, NodePath, Op, SessionOptions, TreeError};
 use coordination::{Elector, Follower};
-use runtime::Runtime;
+use runtime::{Monotonic, Runtime};
 use tokio::process;
 
 /// How many tasks a replica is given at once. With one, it waits for the leader after each; with many, a new replica waits for tasks.
@@ -53,9 +54,9 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Work {
-    /// This replica's name, which no other has
-    #[arg(long, default_value_t = format!("replica-{}", std::process::id()))]
-    replica: String,
+    /// This replica's name, which no other has [default: one by chance]
+    #[arg(long)]
+    replica: Option<String>,
     /// Milliseconds for which the leader leads without asking again
     #[arg(long, default_value_t = 3_000)]
     lease_millis: u64,
@@ -100,9 +101,11 @@ async fn main() -> anyhow::Result<()> {
             });
             let options = coordination_url::Options::default();
             let elector = coordination_url::elector(&runtime, &url, &group, lease, form, &options).await?;
+            let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));
+            ensure!(!name.contains('/'), "--replica: a name has no `/`");
             // It can be given tasks before anybody knows of it.
-            client.ensure(&tasks.given.join(&replica).context("--replica")?, &Acl::Open).await?;
-            let replica = Replica { runtime, tasks, elector, name: replica, lease };
+            client.ensure(&tasks.given.join(&name).context("--replica")?, &Acl::Open).await?;
+            let replica = Replica { runtime, tasks, elector, name, lease, stood: Cell::default() };
             tokio::select! {
                 ended = replica.lead() => ended?,
                 () = replica.work() => {}
@@ -120,6 +123,8 @@ struct Replica {
     elector: Arc<dyn Elector>,
     name: String,
     lease: Duration,
+    /// When the elector was asked last that has answered: until a lease after that, this is a follower, or leads.
+    stood: Cell<Option<Monotonic>>,
 }
 
 impl Replica {
@@ -129,7 +134,10 @@ impl Replica {
         loop {
             let asked = self.runtime.monotonic();
             let leads = match self.elector.is_leader(&self.name, self.lease).await {
-                Ok(leadership) => leadership.leads,
+                Ok(leadership) => {
+                    self.stood.set(Some(asked));
+                    leadership.leads
+                }
                 Err(error) if error.is_retryable() => false,
                 Err(error) => return Err(error).context("the elector"),
             };
@@ -162,9 +170,14 @@ impl Replica {
         }
     }
 
-    /// Does what it is given.
+    /// Does what it is given, while it stands in the group: what those have who do not is given to others.
     async fn work(&self) {
         loop {
+            let stands = self.stood.get().is_some_and(|stood| self.runtime.monotonic() < stood + self.lease);
+            if !stands {
+                self.runtime.sleep(PAUSE).await;
+                continue;
+            }
             if let Err(error) = self.tasks.work_off(&self.name).await {
                 eprintln!("{error:#}; it is tried again");
             }
@@ -229,12 +242,17 @@ impl Tasks {
                     for task in tasks {
                         self.give(&place, &self.waiting, &task).await?;
                     }
+                    // With the next pass, if it was given something at this moment.
+                    match self.client.session().await?.delete(&place, Expected::Any).await {
+                        Ok(()) | Err(TreeError::NoNode | TreeError::NotEmpty) => {}
+                        Err(error) => return Err(error.into()),
+                    }
                 }
             }
         }
         for task in self.names(&self.waiting).await? {
             let Some((replica, count)) = given.iter_mut().min_by_key(|(_, count)| **count) else { break };
-            if *count == GIVEN_MAX {
+            if *count >= GIVEN_MAX {
                 break;
             }
             *count += 1;
@@ -246,7 +264,11 @@ impl Tasks {
     /// The follower's part: all that it is given now; if that is nothing, it waits until it is given something.
     async fn work_off(&self, replica: &str) -> anyhow::Result<()> {
         let (tree, place) = (self.client.session().await?, self.given.join(replica)?);
-        let (given, change) = tree.children_and_watch(&place).await?;
+        let (given, change) = match tree.children_and_watch(&place).await {
+            // Taken away with all that was there, as of one that is gone.
+            Err(TreeError::NoNode) => return Ok(self.client.ensure(&place, &Acl::Open).await?),
+            seen => seen?,
+        };
         if given.names.is_empty() {
             change.await?;
         }

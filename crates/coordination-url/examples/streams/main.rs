@@ -19,7 +19,7 @@ mod process;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::{Parser, Subcommand};
 use coordination::recipes::{Client, Lock};
 use coordination::tree::{Acl, CreateMode, Op, SessionOptions};
@@ -107,15 +107,23 @@ async fn main() -> anyhow::Result<()> {
 /// done again, as by who finds that another has died over it.
 async fn shard(client: &Client, model: &Model, count: u64) -> anyhow::Result<()> {
     let alone = Lock::new(client, model.path.join("sharding")?, Acl::Open).acquire().await?;
+    // Before each change; and still, who stands still between this and the change may make it beside another. As each observation is learnt under the
+    // fence of its shard, that loses and doubles none, and whoever shards again puts it right.
+    let check = || -> anyhow::Result<()> {
+        ensure!(alone.is_valid(), "the lock was lost: shard again");
+        Ok(())
+    };
     let jobs = model.shards.jobs();
     let mut missing: BTreeSet<Shard> = (0..count).map(|number| Shard { number, count }).collect();
     for id in jobs.ids().await? {
         let shard = jobs.get(id).await?.and_then(|description| Shard::parse(&description));
         if shard.is_none_or(|shard| !missing.remove(&shard)) {
+            check()?;
             jobs.remove(id).await?;
         }
     }
     for shard in missing {
+        check()?;
         jobs.add(shard.to_string().into()).await?;
     }
     alone.release().await;

@@ -96,7 +96,14 @@ impl Process {
                 break;
             }
             let other = |key: &str| lock(&other.told).get(key).copied().unwrap_or_default();
-            let (key, parameter) = model.learn(job, &self.name, &name, other).await?;
+            // One that cannot be learnt now holds no other up.
+            let (key, parameter) = match model.learn(job, &self.name, &name, other).await {
+                Ok(learnt) => learnt,
+                Err(error) => {
+                    eprintln!("{model} {shard} {name}: {error:#}", model = model.name);
+                    continue;
+                }
+            };
             let message = format!("{} {key} {parameter}", model.name);
             for subscriber in lock(&side.subscribers).values() {
                 // One that is lost is made up for by the next.
@@ -152,7 +159,7 @@ impl Process {
     async fn subscribe_once(&self, side: &Side) -> anyhow::Result<()> {
         let address = self.socket.local_addr()?;
         let subscription = side.model.subscribers.add_own(address.to_string().into()).await?;
-        // After it: what changes meanwhile is told, too.
+        // After it: what changes before a publisher knows of this is made up for by the next about that parameter.
         for (key, parameter) in side.model.parameters().await? {
             side.hear(&key, parameter);
         }

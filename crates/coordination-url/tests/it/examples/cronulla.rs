@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
@@ -24,21 +25,24 @@ struct Service {
     address: String,
     /// Of those that came first under their name, in that order.
     calls: Arc<Mutex<Vec<Call>>>,
+    /// How many were dropped.
+    again: Arc<AtomicUsize>,
 }
 
 impl Service {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, calls) = (listener.local_addr().unwrap().to_string(), Arc::<Mutex<Vec<Call>>>::default());
-        let kept = calls.clone();
+        let (kept, again) = (calls.clone(), Arc::<AtomicUsize>::default());
+        let counted = again.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let kept = kept.clone();
+                let (kept, counted) = (kept.clone(), counted.clone());
                 // One that is broken off is called again.
-                std::thread::spawn(move || drop(answer(stream, &kept)));
+                std::thread::spawn(move || drop(answer(stream, &kept, &counted)));
             }
         });
-        Service { address, calls }
+        Service { address, calls, again }
     }
 
     fn calls(&self) -> Vec<Call> {
@@ -58,7 +62,7 @@ impl Service {
     }
 }
 
-fn answer(stream: TcpStream, calls: &Mutex<Vec<Call>>) -> std::io::Result<()> {
+fn answer(stream: TcpStream, calls: &Mutex<Vec<Call>>, again: &AtomicUsize) -> std::io::Result<()> {
     let (mut due, mut replica, mut term) = (0, String::new(), 0);
     for line in BufReader::new(&stream).lines() {
         let line = line?;
@@ -78,6 +82,8 @@ fn answer(stream: TcpStream, calls: &Mutex<Vec<Call>>) -> std::io::Result<()> {
         if calls.iter().all(|call| call.due != due) {
             let came = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
             calls.push(Call { due, came: i64::try_from(came).unwrap(), replica, term });
+        } else {
+            again.fetch_add(1, Ordering::Relaxed);
         }
     }
     (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
@@ -143,6 +149,8 @@ fn schedules(url: &str) {
     let calls = service.calls();
     assert!(calls.iter().all(|call| call.due % 1_000 == 0 && call.came >= call.due), "none is early: {calls:?}");
     assert!(calls.is_sorted_by(|one, next| one.due < next.due), "none comes after a later one: {calls:?}");
+    let again = service.again.load(Ordering::Relaxed);
+    assert!(again < 6, "{again} calls again, of those who were killed, stopped or not answered in time");
     assert!(calls.is_sorted_by_key(|call| call.term), "none is of a leader that has been followed: {calls:?}");
 }
 
