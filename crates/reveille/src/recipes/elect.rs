@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     /// Whose nodes the group has
     #[arg(long, value_enum, default_value_t = Layout::Selector)]
     layout: Layout,
-    /// Seconds from SIGTERM to SIGKILL for the command, when this process is told to stop, and at most half of the session when the engine is not
+    /// Seconds from SIGTERM to SIGKILL for the command, when this process is told to stop, and at most a part of the session when the engine is not
     /// heard of [0 to 3600]
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(..=3_600))]
     grace: u64,
@@ -114,8 +114,8 @@ enum Ended {
 async fn lead(runtime: &Runtime, held: &Held, arguments: &Arguments, signals: &mut Signals) -> anyhow::Result<Ended> {
     let mut led = Led::start(runtime, held, arguments).await?;
     let grace = Duration::from_secs(arguments.grace);
-    // The engine answers several times in half of a session.
-    let farewell = grace.min(Duration::from_secs(arguments.engine.session_seconds) / 2);
+    // Of what the session has, which may be less than what was asked for: the engine answers several times in half of that.
+    let farewell = grace.min(held.deadline().since(runtime.monotonic()) / 2);
     let Led { command, supervisor, words, until, .. } = &mut led;
     let keeping = async {
         while runtime.monotonic() + farewell < held.deadline() {

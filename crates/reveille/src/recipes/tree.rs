@@ -272,7 +272,8 @@ async fn rm(tree: &dyn Tree, at: &At, recursive: bool, version: Option<i32>) -> 
         let expected = version.map_or(Expected::Any, Expected::Version);
         match tree.delete(path, expected).await {
             Ok(()) => count += 1,
-            Err(TreeError::NoNode) if *path != at.path => {}
+            // It went meanwhile; a container, because what was in it did.
+            Err(TreeError::NoNode) if *path != at.path || count > 0 => {}
             Err(error) => return Err(told(path)(error)),
         }
     }

@@ -226,6 +226,9 @@ fn elect_ends_as_its_command_does_and_leaves_nothing_of_it() {
     let (ended, told) = code("(trap '' TERM; sleep 600) > /dev/null 2>&1 & echo $!; exit 5");
     assert_eq!(ended, Some(5));
     assert!(!is_there(told.trim().parse().unwrap()), "what it left behind has ended");
+    // The ensemble's sessions are shorter than this grace.
+    let long = ["elect", "--group", "/group", "--grace", "3600", "--session-seconds", "300", "--", "sleep", "0.5"];
+    assert!(run(&url, &long).status.success());
     let missing = run(&url, &["elect", "--group", "/group", "--", "no-such-program"]);
     let told = String::from_utf8(missing.stderr).unwrap();
     assert!(!missing.status.success() && told.contains("no-such-program") && told.contains("PATH"), "{told}");
