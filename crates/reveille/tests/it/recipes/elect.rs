@@ -182,6 +182,23 @@ fn a_command_is_asked_to_end_and_then_made_to_and_so_are_its_children() {
 }
 
 #[test]
+fn a_second_signal_waits_for_no_grace() {
+    let (url, folder) = (zookeeper(), tempfile::tempdir().unwrap());
+    let log = folder.path().join("log");
+    let mut command = reveille(&url, &["elect", "--group", "/group", "--grace", "3600", "--", "sh", "-c"]);
+    let elect = command.arg(format!("trap '' TERM; {NOTES}")).arg(&log).stderr(Stdio::null()).spawn().unwrap();
+    let mut candidate = Candidate { elect, log };
+    let worker = candidate.worker();
+    // Of two that come at once it hears one.
+    until("it has ended", || {
+        signal(candidate.elect.id(), Signal::TERM);
+        candidate.elect.try_wait().unwrap().is_some()
+    });
+    assert_eq!(candidate.ended().code(), Some(0));
+    assert!(!is_there(worker));
+}
+
+#[test]
 fn a_command_whose_leadership_is_taken_away_is_killed_and_begins_anew_under_a_later_term() {
     for url in [zookeeper(), postgres()] {
         let folder = tempfile::tempdir().unwrap();
