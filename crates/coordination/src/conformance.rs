@@ -26,8 +26,6 @@ use runtime::Runtime;
 
 use crate::{Elector, Ownership};
 
-pub use between::Counted;
-
 /// One engine, empty at first.
 pub trait Subject: Send + Sync {
     fn runtime(&self) -> Runtime;

@@ -18,6 +18,7 @@
 //! [container](CreateMode::Container) stays.
 
 mod acl;
+mod counted;
 mod error;
 mod path;
 pub mod session;
@@ -31,6 +32,7 @@ use domain::Timestamp;
 use futures_util::future::BoxFuture;
 
 pub use acl::{Acl, Credentials, Grant, Identity, Permissions, allows, shown};
+pub use counted::Counted;
 pub use error::TreeError;
 pub use path::{NodePath, NodePathError, Sequence};
 pub use session::{Session, SessionId, SessionState};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::conformance::Counted;
 use coordination::recipes::Trust;
+use coordination::tree::Counted;
 use futures_util::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 

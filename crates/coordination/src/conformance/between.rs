@@ -1,10 +1,9 @@
-//! An engine with something between a request and the next: a fault, or somebody who counts.
+//! An engine with something between a request and the next.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, FutureExt as _, ready};
+use futures_util::future::{BoxFuture, FutureExt as _};
 
 use super::tree::Process;
 use crate::tree::{
@@ -46,37 +45,6 @@ impl<T: Process + ?Sized> Process for Between<T> {
 
     fn cut_answers(&self) {
         self.inner.cut_answers();
-    }
-}
-
-/// An engine that counts what is asked of it: for promises of how much that is.
-pub struct Counted {
-    trees: Between<dyn Trees>,
-    count: Arc<AtomicU64>,
-}
-
-impl Counted {
-    #[must_use]
-    pub fn new(inner: Arc<dyn Trees>) -> Self {
-        let count = Arc::<AtomicU64>::default();
-        let counting = count.clone();
-        let hook = move |_: &'static str| {
-            counting.fetch_add(1, Ordering::Relaxed);
-            ready(()).boxed()
-        };
-        Counted { trees: Between::new(inner, hook), count }
-    }
-
-    /// Of all of its sessions, without those that keep them alive, open and close them.
-    #[must_use]
-    pub fn requests(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
-    }
-}
-
-impl Trees for Counted {
-    fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
-        self.trees.open(options)
     }
 }
 

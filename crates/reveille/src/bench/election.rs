@@ -5,7 +5,6 @@
 //! where the one is, and what starts the other (`cargo xtask election` has both).
 
 pub(crate) mod candidate;
-mod counted;
 mod handover;
 mod peer;
 mod replicas;

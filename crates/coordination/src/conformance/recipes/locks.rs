@@ -1,8 +1,7 @@
 //! Locks, and what holding means.
 
 use super::*;
-use crate::conformance::Counted;
-use crate::tree::{CreateMode, Op};
+use crate::tree::{Counted, CreateMode, Op};
 
 pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Subject) {
     let mut peers = Vec::new();

@@ -1,6 +1,6 @@
 //! What replicas ask of the ensemble while they ask their electors who leads: at rest, and for a hand-over.
 //!
-//! Requests are counted where the recipes make them (`super::counted`); pings are not among them, as the engine makes those. All that the servers
+//! Requests are counted where the recipes make them (`coordination::tree::Counted`); pings are not among them, as the engine makes those. All that the servers
 //! received in the same time, pings included, is told by themselves (`srvr`).
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use coordination::Elector as _;
 use coordination::recipes::{Client, Form, TreeElector};
-use coordination::tree::{Acl, Expected, NodePath, SessionOptions, Stat, TreeError, Trees};
+use coordination::tree::{Acl, Counted, Expected, NodePath, SessionOptions, Stat, TreeError, Trees};
 use futures_util::stream::{self, StreamExt as _};
 use runtime::{Runtime, TaskSet};
 use serde::Serialize;
@@ -17,7 +17,6 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::counted::{Count, CountedTrees};
 use super::{Spread, Trial};
 
 /// What each replica asks for.
@@ -69,9 +68,9 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
     // So that the servers are asked by the replicas alone; a session that is not closed asks nothing either.
     drop(looking.close().await);
 
-    let (asked, had_received, since) = (count.now(), received(url).await?, runtime.monotonic());
+    let (asked, had_received, since) = (count.requests(), received(url).await?, runtime.monotonic());
     runtime.sleep(Duration::from_secs(arguments.rest)).await;
-    let (asked, has_received) = (count.now() - asked, received(url).await?);
+    let (asked, has_received) = (count.requests() - asked, received(url).await?);
     let minutes = runtime.monotonic().since(since).as_secs_f64() / 60.0;
     let received = had_received.zip(has_received).map(|(before, after)| after.saturating_sub(before));
 
@@ -149,10 +148,10 @@ impl Replicas {
         group: &NodePath,
         replicas: u32,
         form: Form,
-    ) -> (Self, Arc<Count>) {
+    ) -> (Self, Arc<Counted>) {
         let (runtime, period) = (trial.runtime, trial.period());
-        let count = Arc::<Count>::default();
-        let trees: Arc<dyn Trees> = Arc::new(CountedTrees::new(trees, count.clone()));
+        let count = Arc::new(Counted::new(trees));
+        let trees: Arc<dyn Trees> = count.clone();
         let (told, leading) = watch::channel(None);
         let (tasks, mut all) = (TaskSet::new(runtime), Vec::new());
         for at in 0..replicas as usize {
@@ -189,11 +188,11 @@ impl Replicas {
     }
 
     /// How many requests are made from when the leader resigns, until another knows that it leads and the first stands again, at the end.
-    async fn hand_over(&mut self, count: &Count) -> anyhow::Result<u64> {
+    async fn hand_over(&mut self, count: &Counted) -> anyhow::Result<u64> {
         let leader = self.leader(None).await?;
         // At any moment of a replica's period.
         self.runtime.sleep(part_of(self.period, &self.runtime)).await;
-        let before = count.now();
+        let before = count.requests();
         let (resigned, has_resigned) = oneshot::channel();
         self.replicas[leader].resign.send(resigned).await.context("a replica has ended")?;
         has_resigned.await.context("a replica does not resign")?;
@@ -201,14 +200,14 @@ impl Replicas {
         if self.form == Form::Watching {
             self.be_quiet(count).await;
         }
-        Ok(count.now() - before)
+        Ok(count.requests() - before)
     }
 
-    async fn be_quiet(&self, count: &Count) {
-        let mut last = count.now();
+    async fn be_quiet(&self, count: &Counted) {
+        let mut last = count.requests();
         loop {
             self.runtime.sleep(QUIET).await;
-            let now = count.now();
+            let now = count.requests();
             if now == last {
                 return;
             }

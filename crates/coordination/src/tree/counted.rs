@@ -1,36 +1,43 @@
-//! A tree whose requests are counted, where recipes make them. What the engine sends by itself, pings above all, is not.
+//! What is asked of an engine, counted.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use coordination::tree::{
+use futures_util::future::BoxFuture;
+
+use super::{
     Acl, Answer, Children, CreateMode, Created, Done, Events, Expected, Grant, Node, NodePath, Op, Session,
     SessionOptions, Stat, Tree, TreeError, Trees, Watch,
 };
-use futures_util::future::BoxFuture;
 
-#[derive(Debug, Default)]
-pub(super) struct Count(AtomicU64);
-
-impl Count {
-    pub(super) fn now(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-pub(super) struct CountedTrees {
+/// An engine that counts the requests of all of its sessions, without those that keep them alive, open and close them.
+pub struct Counted {
     trees: Arc<dyn Trees>,
-    count: Arc<Count>,
+    count: Arc<AtomicU64>,
 }
 
-impl CountedTrees {
-    pub(super) fn new(trees: Arc<dyn Trees>, count: Arc<Count>) -> Self {
-        CountedTrees { trees, count }
+impl Counted {
+    #[must_use]
+    pub fn new(trees: Arc<dyn Trees>) -> Self {
+        Counted { trees, count: Arc::default() }
+    }
+
+    /// So far.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 }
 
-impl Trees for CountedTrees {
+impl fmt::Debug for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counted").field("requests", &self.requests()).finish_non_exhaustive()
+    }
+}
+
+impl Trees for Counted {
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
         Box::pin(async move {
             let tree = self.trees.open(options).await?;
@@ -41,12 +48,12 @@ impl Trees for CountedTrees {
 
 struct CountedTree {
     tree: Arc<dyn Tree>,
-    count: Arc<Count>,
+    count: Arc<AtomicU64>,
 }
 
 impl CountedTree {
     fn counted(&self) -> &dyn Tree {
-        self.count.0.fetch_add(1, Ordering::Relaxed);
+        self.count.fetch_add(1, Ordering::Relaxed);
         &*self.tree
     }
 }
