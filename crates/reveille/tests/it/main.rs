@@ -27,6 +27,7 @@ mod server;
 mod spans;
 mod tls;
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -45,7 +46,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// How long this machine stood still, as a thread sees it that sleeps for moments.
+/// How long this machine or its disk stood still, as a thread sees it that sleeps for moments and syncs a few bytes after each.
 struct Stalls {
     is_over: Arc<AtomicBool>,
     watching: thread::JoinHandle<Duration>,
@@ -53,14 +54,17 @@ struct Stalls {
 
 impl Stalls {
     fn watch() -> Self {
-        const MOMENT: Duration = Duration::from_millis(10);
+        const MOMENT: Duration = Duration::from_millis(20);
         let is_over = Arc::<AtomicBool>::default();
         let until = is_over.clone();
         let watching = thread::spawn(move || {
             let mut stood = Duration::ZERO;
+            let mut file = tempfile::tempfile().unwrap();
             while !until.load(Ordering::Relaxed) {
                 let before = Instant::now();
                 thread::sleep(MOMENT);
+                file.write_all(b"moment").unwrap();
+                file.sync_data().unwrap();
                 let late = before.elapsed() - MOMENT;
                 stood += if late > MOMENT { late } else { Duration::ZERO };
             }
