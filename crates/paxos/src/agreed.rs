@@ -1,0 +1,104 @@
+//! What a log says about its paxos group: who is master, and who are its members.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
+use crate::ids::{Ballot, Epoch, NodeId, Slot};
+use crate::simulation::{Deviation, Mutant};
+
+/// The same at every node that has read the log up to the same slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Agreed {
+    pub mastership: Mastership,
+    /// In order, without doubles.
+    pub members: Arc<[NodeId]>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Mastership {
+    /// Rises with each master, and when one is master anew.
+    pub epoch: Epoch,
+    pub node: Option<NodeId>,
+    /// The liveness epoch of the node that renews this lease while the paxos group is idle; 0: none.
+    pub liveness: u64,
+    /// Under which it became master; its slots have it.
+    pub ballot: Option<Ballot>,
+    /// The last slot that renewed the lease.
+    pub lease_slot: Slot,
+    /// No slot renews any more.
+    pub shortened: Option<Shortened>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shortened {
+    pub to: NodeId,
+    pub remaining: Duration,
+}
+
+impl Agreed {
+    #[must_use]
+    pub fn new(founders: &[NodeId]) -> Self {
+        let mut members = founders.to_vec();
+        members.sort_unstable();
+        members.dedup();
+        Agreed { mastership: Mastership::default(), members: members.into() }
+    }
+
+    /// How many make a quorum.
+    #[must_use]
+    pub fn quorum(&self) -> usize {
+        self.members.len() / 2 + 1
+    }
+
+    #[must_use]
+    pub fn has(&self, node: NodeId) -> bool {
+        self.members.binary_search(&node).is_ok()
+    }
+
+    /// Whether the lease was renewed, or is another's now.
+    pub(crate) fn apply(&mut self, slot: Slot, entry: &Entry, deviation: Deviation) -> bool {
+        let mastership = &mut self.mastership;
+        match &entry.value {
+            Value::BeMaster(wish) if mastership.allows(wish, deviation) => {
+                *mastership = Mastership {
+                    epoch: mastership.epoch.next(),
+                    node: Some(wish.node),
+                    liveness: wish.liveness,
+                    ballot: Some(entry.ballot),
+                    lease_slot: slot,
+                    shortened: None,
+                };
+                return true;
+            }
+            Value::Members(members) => self.members = members.clone(),
+            Value::BeMaster(_) | Value::Noop | Value::Data(_) | Value::Shorten(_) => {}
+        }
+        let is_the_masters = mastership.ballot == Some(entry.ballot);
+        if !is_the_masters || mastership.shortened.is_some() {
+            return false;
+        }
+        if let Value::Shorten(Shorten { epoch, to, remaining }) = entry.value
+            && epoch == mastership.epoch
+        {
+            // What is shortened ends, whatever the liveness of its node.
+            (mastership.shortened, mastership.liveness) = (Some(Shortened { to, remaining }), 0);
+        }
+        mastership.lease_slot = slot;
+        true
+    }
+}
+
+impl Mastership {
+    fn allows(&self, wish: &BeMaster, deviation: Deviation) -> bool {
+        if deviation.is(Mutant::SkipsCompareAndSwap) || !deviation.log_defends() {
+            return true;
+        }
+        match wish.claim {
+            Claim::Waited { epoch, .. } if deviation.is(Mutant::ComparesMasterRecordOnly) => epoch == self.epoch,
+            Claim::Waited { epoch, lease_slot } => (epoch, lease_slot) == (self.epoch, self.lease_slot),
+            Claim::Own { epoch } => epoch == self.epoch && self.node == Some(wish.node),
+            Claim::Consent { epoch } => epoch == self.epoch,
+        }
+    }
+}

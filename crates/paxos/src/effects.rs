@@ -1,0 +1,133 @@
+//! What goes into a paxos group, and what comes out.
+
+use bytes::Bytes;
+
+use crate::entry::{Entry, Position};
+use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot};
+use crate::message::{Message, Snapshot};
+
+/// Of what was appended to a node's journal in one step. Rises.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Token(pub u64);
+
+/// Whoever proposes names what it proposes, to hear what became of it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ProposalId(pub u64);
+
+#[derive(Clone, Debug)]
+pub enum Input {
+    Message {
+        from: NodeId,
+        message: Message,
+    },
+    /// All that was appended under this token and before is durable.
+    Persisted(Token),
+    /// What was appended may not be durable. The paxos group does nothing any more: the node has to be started again.
+    StorageFailed,
+    /// Some time went by. Due about as often as [`crate::Options::linger`] while there is work, and `resend` otherwise.
+    Tick,
+    Propose {
+        id: ProposalId,
+        entry: Bytes,
+    },
+    /// The application's state after the entry at `slot`, which it has applied. The log is trimmed up to there.
+    Snapshot {
+        slot: Slot,
+        application: Bytes,
+    },
+    /// This node's liveness epoch in the system group (0: none), and until when its lease by it runs.
+    Liveness {
+        liveness: u64,
+        until: Instant,
+    },
+    /// The system group has decided that this liveness epoch of the node is over.
+    Expired {
+        node: NodeId,
+        liveness: u64,
+    },
+    /// To the master: make `to` a member, once it has caught up.
+    Admit {
+        node: NodeId,
+    },
+    /// To the master: let this member go.
+    Dismiss {
+        node: NodeId,
+    },
+    /// To the master: write that the lease ends `remaining` from now, and that `to` follows.
+    Shorten {
+        to: NodeId,
+        remaining: std::time::Duration,
+    },
+    /// To who is to be master next: ask the present one for its consent.
+    Take,
+}
+
+/// All that a step wants done. Records first, in order; what is sent does not wait for them.
+#[derive(Debug, Default)]
+pub struct Effects {
+    /// Of the records of this step. Whoever drives raises it after each step that left some.
+    pub token: Token,
+    pub records: Vec<(GroupId, Record)>,
+    pub sends: Vec<(NodeId, GroupId, Message)>,
+    pub events: Vec<(GroupId, Event)>,
+}
+
+/// What a node has to have after it was started again, in the order in which it was appended.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Record {
+    Promise(Ballot),
+    /// The log is cut after `after`, and these follow.
+    Entries {
+        after: Slot,
+        entries: Vec<Entry>,
+    },
+    /// Written when something else is. What was decided is found again without it, but later.
+    Decided(Slot),
+    /// The log up to its position may be forgotten, and all of it if it does not have that position.
+    Snapshot(Snapshot),
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Each slot after the one before, but for what an installed snapshot has.
+    Decided {
+        slot: Slot,
+        entry: Entry,
+    },
+    /// The application's state is this now.
+    Installed(Snapshot),
+    /// It is decided, and durable at a quorum.
+    Acknowledged {
+        id: ProposalId,
+        slot: Slot,
+    },
+    Refused {
+        id: ProposalId,
+        why: Refusal,
+    },
+    /// It may be decided, or not, or later.
+    Unknown {
+        id: ProposalId,
+    },
+    /// This node serves from here on, until [`crate::Group::serves_until`].
+    Serves {
+        epoch: Epoch,
+    },
+    /// This node leads the paxos group, which is not yet to serve.
+    Leads {
+        ballot: Ballot,
+        after: Position,
+    },
+    /// The master did not give its consent: it is not the master of that epoch, or left it to another.
+    Declined {
+        epoch: Epoch,
+    },
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("another node is master, as far as this one knows: {0:?}")]
+    NotMaster(Option<NodeId>),
+    #[error("too much waits for its slot")]
+    Overloaded,
+}

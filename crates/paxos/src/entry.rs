@@ -1,0 +1,82 @@
+//! What a log is made of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::ids::{Ballot, Epoch, NodeId, Slot};
+
+/// A place in a log and the ballot of the entry there. Logs that agree on one position agree on all before it.
+///
+/// Of two positions at the ends of logs, the one with the greater ballot is ahead, and of two with one ballot the later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Position {
+    pub ballot: Ballot,
+    pub slot: Slot,
+}
+
+impl Position {
+    pub const START: Position = Position { ballot: Ballot::NONE, slot: Slot(0) };
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// Of who proposed it first; it keeps it whoever decides it.
+    pub ballot: Ballot,
+    pub value: Value,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Value {
+    /// Says nothing, and renews the lease of the master that wrote it.
+    Noop,
+    /// Of the application, in order.
+    Data(Arc<[Bytes]>),
+    BeMaster(BeMaster),
+    Shorten(Shorten),
+    /// All members from here on, in order; they differ by one from those before.
+    Members(Arc<[NodeId]>),
+}
+
+/// `node` becomes master, if what it claims is so where this lies in the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BeMaster {
+    pub node: NodeId,
+    /// Its liveness epoch in the system group, which renews this lease while the paxos group is idle; 0: none.
+    pub liveness: u64,
+    pub claim: Claim,
+}
+
+/// Why somebody may be master; a compare-and-swap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Claim {
+    /// It waited until the lease of this epoch, whose last slot this is, was over. To compare the epoch alone would not do:
+    /// every slot renews.
+    Waited { epoch: Epoch, lease_slot: Slot },
+    /// It is the master of this epoch itself.
+    Own { epoch: Epoch },
+    /// The master of this epoch stopped, and left it to this node alone.
+    Consent { epoch: Epoch },
+}
+
+/// The master of this epoch serves for `remaining` from before it proposed this, and no longer; then `to` may take over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shorten {
+    pub epoch: Epoch,
+    pub to: NodeId,
+    pub remaining: Duration,
+}
+
+impl Value {
+    /// About how many bytes it takes, for limits.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        const FIXED: usize = 32;
+        match self {
+            Value::Data(batch) => FIXED + batch.iter().map(|entry| entry.len() + 4).sum::<usize>(),
+            Value::Members(members) => FIXED + 4 * members.len(),
+            Value::Noop | Value::BeMaster(_) | Value::Shorten(_) => FIXED,
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What a member promises and votes, and what it says of it once it is durable.
+
+use super::{Following, Group, Incoming, Role, Unsynced};
+use crate::effects::{Effects, Event, Record};
+use crate::entry::{Entry, Position};
+use crate::ids::{Ballot, Instant, NodeId, Slot};
+use crate::message::{Message, Over, Snapshot, SnapshotHead};
+use crate::simulation::Mutant;
+
+impl Group {
+    pub(super) fn hear_prepare(
+        &mut self,
+        from: NodeId,
+        (ballot, trial, over): (Ballot, bool, Over),
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        if ballot == self.promised && ballot.node == from && !trial {
+            // Again; or the answer is on its way, once it is durable.
+            if self.promise_synced {
+                self.tell_promise(from, now, effects);
+            }
+        } else if ballot <= self.promised || !self.may_promise(from, over, now) {
+            self.send(from, Message::Refuse { ballot, promised: self.promised }, effects);
+        } else if trial {
+            let (last, idle) = (self.log.last(), self.lease.idle(now));
+            self.send(from, Message::Promise { ballot, trial, last, idle }, effects);
+        } else {
+            self.step_down(effects);
+            self.promise(ballot, Some(from), effects);
+        }
+    }
+
+    pub(super) fn tell_promise(&self, to: NodeId, now: Instant, effects: &mut Effects) {
+        let (ballot, last, idle) = (self.promised, self.log.last(), self.lease.idle(now));
+        self.send(to, Message::Promise { ballot, trial: false, last, idle }, effects);
+    }
+
+    /// Whether the sender leads by the greatest ballot that this node knows; if so, it is followed.
+    fn follows(&mut self, from: NodeId, ballot: Ballot, now: Instant, effects: &mut Effects) -> bool {
+        if ballot < self.promised || ballot.node != from {
+            self.send(from, Message::Refuse { ballot, promised: self.promised }, effects);
+            return false;
+        }
+        if ballot > self.promised {
+            self.step_down(effects);
+            self.promise(ballot, None, effects);
+        }
+        if !matches!(&self.role, Role::Follower(following) if following.leader == Some(ballot)) {
+            self.follow(Some(ballot));
+        }
+        if let Role::Follower(following) = &mut self.role {
+            following.heard = now;
+        }
+        true
+    }
+
+    pub(super) fn hear_accept(
+        &mut self,
+        from: NodeId,
+        (ballot, after, entries): (Ballot, Position, Vec<Entry>),
+        decided: Slot,
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        if !self.follows(from, ballot, now, effects) {
+            return;
+        }
+        let end = Slot(after.slot.0 + entries.len() as u64);
+        // What a snapshot has is decided, and so the leader's.
+        let is_linked = after.slot < self.log.base().slot || self.log.position(after.slot) == Some(after);
+        if !is_linked {
+            if self.options.deviation.is(Mutant::VotesWithGap) && after.slot > self.log.last().slot {
+                return self.send(from, Message::Accepted { ballot, slot: end }, effects);
+            }
+            assert!(after.slot > self.decided, "what is decided is the same in every log");
+            let slot = if after.slot > self.log.last().slot { self.log.last().slot } else { self.decided };
+            return self.send(from, Message::Gap { ballot, slot }, effects);
+        }
+        let is_fresh = self.append(after.slot, entries, now, effects);
+        let last = self.log.last().slot;
+        let Role::Follower(following) = &mut self.role else { return };
+        following.matched = following.matched.max(end);
+        let known = if self.options.deviation.is(Mutant::DecidesUnmatched) { last } else { following.matched };
+        self.decide(decided.min(known), now, effects);
+        self.tell_accepted(!is_fresh, effects);
+    }
+
+    /// What is durable here and the leader's; `again` even if it was said before.
+    pub(super) fn tell_accepted(&mut self, again: bool, effects: &mut Effects) {
+        let Role::Follower(Following { leader: Some(ballot), matched, told, .. }) = &mut self.role else { return };
+        let early = self.options.deviation.is(Mutant::VotesBeforeSync);
+        if !self.promise_synced && !early {
+            return;
+        }
+        let slot = if early { *matched } else { self.synced.min(*matched) };
+        if slot > *told || again {
+            *told = slot.max(*told);
+            let (to, ballot) = (ballot.node, *ballot);
+            self.send(to, Message::Accepted { ballot, slot }, effects);
+        }
+    }
+
+    pub(super) fn hear_snapshot(
+        &mut self,
+        from: NodeId,
+        (ballot, head): (Ballot, SnapshotHead),
+        (offset, part): (u64, &[u8]),
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        let is_pulled = self.pulls_from(from, ballot);
+        if !is_pulled && !self.follows(from, ballot, now, effects) {
+            return;
+        }
+        let (slot, len) = (head.position.slot, head.len);
+        let got = if slot <= self.decided { len } else { self.gather(&head, offset, part) };
+        if slot > self.decided && got == len {
+            let Some(Incoming { head, bytes }) = self.incoming.take() else { return };
+            let snapshot = Snapshot { position: head.position, agreed: head.agreed, application: bytes.into() };
+            let seen = self.pulled_since(from).unwrap_or(now);
+            self.install(snapshot, seen, effects);
+        }
+        if is_pulled {
+            let through = (got == len).then_some(head.position);
+            self.pull_on(through, got, effects);
+        } else {
+            if let Role::Follower(following) = &mut self.role
+                && got == len
+            {
+                following.matched = following.matched.max(slot);
+            }
+            self.send(from, Message::Received { ballot, slot, offset: got }, effects);
+            self.tell_accepted(false, effects);
+        }
+    }
+
+    /// How much of it is here.
+    fn gather(&mut self, head: &SnapshotHead, offset: u64, part: &[u8]) -> u64 {
+        if self.incoming.as_ref().is_none_or(|incoming| incoming.head != *head) {
+            self.incoming = Some(Incoming { head: head.clone(), bytes: Vec::new() });
+        }
+        let Some(incoming) = &mut self.incoming else { return 0 };
+        if incoming.bytes.len() as u64 == offset {
+            incoming.bytes.extend_from_slice(part);
+        }
+        incoming.bytes.len() as u64
+    }
+
+    fn install(&mut self, snapshot: Snapshot, seen: Instant, effects: &mut Effects) {
+        let position = snapshot.position;
+        if self.log.position(position.slot) != Some(position) {
+            self.unsync_after(self.decided);
+        }
+        effects.records.push((self.id, Record::Snapshot(snapshot.clone())));
+        effects.events.push((self.id, Event::Installed(snapshot.clone())));
+        self.rebase(snapshot);
+        self.unsynced.push_back((effects.token, Unsynced::UpTo(position.slot)));
+        (self.decided, self.agreed) = (position.slot, self.base.clone());
+        self.read_tip();
+        self.lease.renewed_in_log(&self.tip, seen);
+    }
+}

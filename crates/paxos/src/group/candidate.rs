@@ -1,0 +1,290 @@
+//! Phase 1: once per ballot, for all slots.
+//!
+//! A candidate asks on trial first, so that nobody's promise rises for a ballot that does not come to lead. Of a quorum's logs it
+//! takes the one that is ahead: it has all that may be decided. It pulls what it lacks of that one in parts, and leads.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Group, Role};
+use crate::effects::{Effects, Event};
+use crate::entry::{Claim, Entry, Position};
+use crate::ids::{Ballot, Instant, NodeId};
+use crate::message::{Message, Over};
+use crate::simulation::Mutant;
+
+#[derive(Debug)]
+pub(super) struct Candidacy {
+    ballot: Ballot,
+    is_trial: bool,
+    /// As of before phase 1: what the log compares.
+    claim: Claim,
+    over: Over,
+    since: Instant,
+    asked: Instant,
+    promises: BTreeMap<NodeId, Promise>,
+    pulling: Option<Pulling>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Promise {
+    last: Position,
+    /// Every slot of that log that renewed a lease was proposed before this.
+    quiet_since: Instant,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pulling {
+    from: NodeId,
+    /// So far this log is that one.
+    through: Position,
+    /// Of a snapshot that comes first.
+    offset: u64,
+}
+
+/// When to be a candidate.
+#[derive(Debug, Default)]
+pub(super) struct Ambition {
+    /// Since when nothing spoke against it.
+    since: Option<Instant>,
+    /// How often it came to nothing.
+    attempts: u32,
+    /// The greatest round that it heard of.
+    round: u64,
+}
+
+impl Group {
+    /// Whether to be a candidate, now that nobody leads as far as this node knows.
+    pub(super) fn consider(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Follower(following) = &self.role else { return };
+        let is_led = following.leader.is_some() && now.since(following.heard) < 3 * self.options.resend;
+        let taking = self.may_take(now).filter(|_| self.tip.has(self.me) && !is_led);
+        let Some(taking) = taking else {
+            self.ambition.since = None;
+            return;
+        };
+        let since = *self.ambition.since.get_or_insert(now);
+        if now >= since + self.stagger() {
+            self.campaign(taking, true, now, effects);
+        }
+    }
+
+    /// Different for each node and attempt, and longer with each attempt.
+    fn stagger(&self) -> Duration {
+        let attempts = self.ambition.attempts;
+        if attempts == 0 && self.tip.mastership.node == Some(self.me) {
+            return Duration::ZERO;
+        }
+        let mixed = scatter(u64::from(self.me.0) << 40 ^ u64::from(self.id.0) << 16 ^ u64::from(attempts));
+        let most = self.options.stagger * (1 << attempts.min(5));
+        most * u32::try_from(mixed % 1_000).expect("it is below 1,000") / 1_000
+    }
+
+    pub(super) fn campaign(
+        &mut self,
+        (claim, over): (Claim, Over),
+        is_trial: bool,
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        let round = self.promised.round.max(self.ambition.round) + 1;
+        let ballot = Ballot { round, node: self.me };
+        self.ambition.since = None;
+        self.ambition.attempts = self.ambition.attempts.saturating_add(1);
+        let (promises, pulling) = (BTreeMap::new(), None);
+        let candidacy = Candidacy { ballot, is_trial, claim, over, since: now, asked: now, promises, pulling };
+        self.role = Role::Candidate(candidacy);
+        if !is_trial {
+            self.promise(ballot, None, effects);
+        }
+        self.prepare(effects);
+        self.count_promises(now, effects);
+    }
+
+    /// Asks those who have not answered.
+    fn prepare(&self, effects: &mut Effects) {
+        let Role::Candidate(candidacy) = &self.role else { return };
+        let message = Message::Prepare { ballot: candidacy.ballot, trial: candidacy.is_trial, over: candidacy.over };
+        for member in self.tip.members.iter().filter(|member| **member != self.me) {
+            if !candidacy.promises.contains_key(member) {
+                self.send(*member, message.clone(), effects);
+            }
+        }
+    }
+
+    pub(super) fn ask_again(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Candidate(candidacy) = &mut self.role else { return };
+        if now.since(candidacy.since) > 8 * self.options.resend {
+            return self.follow(None);
+        }
+        if now.since(candidacy.asked) < self.options.resend {
+            return;
+        }
+        candidacy.asked = now;
+        match candidacy.pulling {
+            Some(_) => self.pull(effects),
+            None => self.prepare(effects),
+        }
+    }
+
+    pub(super) fn hear_refuse(&mut self, ballot: Ballot, promised: Ballot, effects: &mut Effects) {
+        self.ambition.round = self.ambition.round.max(promised.round);
+        if matches!(&self.role, Role::Candidate(candidacy) if candidacy.ballot == ballot && candidacy.is_trial && promised >= ballot)
+        {
+            // Again, with a greater one.
+            return self.follow(None);
+        }
+        let is_mine = match &self.role {
+            Role::Candidate(candidacy) => candidacy.ballot == ballot && !candidacy.is_trial,
+            Role::Leader(leading) => leading.ballot == ballot,
+            Role::Follower(_) => false,
+        };
+        if is_mine && promised > ballot {
+            self.step_down(effects);
+        }
+    }
+
+    pub(super) fn hear_promise(
+        &mut self,
+        from: NodeId,
+        (ballot, trial): (Ballot, bool),
+        (last, idle): (Position, Duration),
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        let Role::Candidate(candidacy) = &mut self.role else { return };
+        if (candidacy.ballot, candidacy.is_trial) != (ballot, trial) {
+            return;
+        }
+        let quiet_since = now - self.options.shrunk(idle);
+        candidacy.promises.entry(from).or_insert(Promise { last, quiet_since });
+        self.count_promises(now, effects);
+    }
+
+    pub(super) fn count_promises(&mut self, now: Instant, effects: &mut Effects) {
+        let own = Promise { last: self.log.last(), quiet_since: self.lease.quiet_since };
+        let Role::Candidate(candidacy) = &mut self.role else { return };
+        if candidacy.pulling.is_some() {
+            return;
+        }
+        if candidacy.is_trial || self.promise_synced {
+            candidacy.promises.insert(self.me, own);
+        }
+        let promises = candidacy.promises.iter().filter(|(node, _)| self.tip.has(**node));
+        if promises.clone().count() < self.tip.quorum() {
+            return;
+        }
+        if candidacy.is_trial {
+            return self.prepare_in_earnest(now, effects);
+        }
+        let ahead = promises.max_by_key(|(node, promise)| (promise.last, **node == self.me));
+        let (&from, ahead) = ahead.expect("a quorum is at least one");
+        if ahead.last <= own.last || self.options.deviation.is(Mutant::IgnoresLogAhead) {
+            return self.lead(now, effects);
+        }
+        // With the same last ballot, the one that is ahead has all of this one.
+        let is_same = ahead.last.ballot == own.last.ballot;
+        let decided = self.log.position(self.decided).expect("what is decided is here");
+        let through = if is_same { own.last } else { decided };
+        candidacy.pulling = Some(Pulling { from, through, offset: 0 });
+        self.pull(effects);
+    }
+
+    fn prepare_in_earnest(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Candidate(candidacy) = &mut self.role else { return };
+        candidacy.is_trial = false;
+        candidacy.promises.clear();
+        (candidacy.since, candidacy.asked) = (now, now);
+        let ballot = candidacy.ballot;
+        self.promise(ballot, None, effects);
+        self.prepare(effects);
+    }
+
+    fn pull(&self, effects: &mut Effects) {
+        let Role::Candidate(Candidacy { ballot, pulling: Some(pulling), .. }) = &self.role else { return };
+        let Pulling { from, through: after, offset } = *pulling;
+        self.send(from, Message::Pull { ballot: *ballot, after, offset }, effects);
+    }
+
+    /// For a candidate that this node has promised, and so its log is as it was said to be.
+    pub(super) fn hear_pull(&self, from: NodeId, ballot: Ballot, after: Position, offset: u64, effects: &mut Effects) {
+        if ballot != self.promised || ballot.node != from {
+            return self.send(from, Message::Refuse { ballot, promised: self.promised }, effects);
+        }
+        if after.slot < self.log.base().slot {
+            return self.send_snapshot(from, ballot, offset, effects);
+        }
+        if self.log.position(after.slot) == Some(after) {
+            let entries = self.log.after(after.slot, self.options.window_slots, self.options.chunk_bytes);
+            self.send(from, Message::Pulled { ballot, after, entries }, effects);
+        }
+    }
+
+    pub(super) fn pulls_from(&self, from: NodeId, ballot: Ballot) -> bool {
+        matches!(&self.role, Role::Candidate(candidacy) if candidacy.ballot == ballot
+            && candidacy.pulling.is_some_and(|pulling| pulling.from == from))
+    }
+
+    /// Before when all was proposed that comes from there.
+    pub(super) fn pulled_since(&self, from: NodeId) -> Option<Instant> {
+        let Role::Candidate(candidacy) = &self.role else { return None };
+        candidacy.promises.get(&from).map(|promise| promise.quiet_since)
+    }
+
+    pub(super) fn hear_pulled(
+        &mut self,
+        from: NodeId,
+        ballot: Ballot,
+        after: Position,
+        entries: Vec<Entry>,
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        let Role::Candidate(Candidacy { pulling: Some(pulling), .. }) = &self.role else { return };
+        if pulling.through != after || !self.pulls_from(from, ballot) {
+            return;
+        }
+        let Some(last) = entries.last() else { return };
+        let through = Position { ballot: last.ballot, slot: crate::ids::Slot(after.slot.0 + entries.len() as u64) };
+        let seen = self.pulled_since(from).unwrap_or(now);
+        self.append(after.slot, entries, seen, effects);
+        self.pull_on(Some(through), 0, effects);
+        self.count_promises(now, effects);
+    }
+
+    /// The log is the other's up to `through`, or so many bytes of a snapshot are here.
+    pub(super) fn pull_on(&mut self, through: Option<Position>, offset: u64, effects: &mut Effects) {
+        let Role::Candidate(candidacy) = &mut self.role else { return };
+        let Some(pulling) = &mut candidacy.pulling else { return };
+        match through {
+            Some(through) => (pulling.through, pulling.offset) = (through, 0),
+            None => pulling.offset = offset,
+        }
+        let promise = candidacy.promises.get(&pulling.from);
+        if promise.is_some_and(|promise| pulling.through >= promise.last) {
+            candidacy.pulling = None;
+        } else {
+            self.pull(effects);
+        }
+    }
+
+    fn lead(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Candidate(candidacy) = &self.role else { return };
+        let (ballot, claim) = (candidacy.ballot, candidacy.claim);
+        if !self.tip.has(self.me) {
+            return self.follow(None);
+        }
+        self.ambition.attempts = 0;
+        effects.events.push((self.id, Event::Leads { ballot, after: self.log.last() }));
+        self.role = Role::Leader(super::Leading::new(ballot, self.log.last().slot.next(), now));
+        self.wish(claim, now, effects);
+    }
+}
+
+/// SplitMix64's last step: close numbers become far ones.
+fn scatter(number: u64) -> u64 {
+    let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}

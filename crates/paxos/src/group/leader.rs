@@ -1,0 +1,385 @@
+//! Phase 2: entries go to all members in a pipeline, and are decided when a quorum has them durable.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Group, Role};
+use crate::effects::{Effects, Event, ProposalId, Refusal};
+use crate::entry::{Entry, Value};
+use crate::ids::{Ballot, Instant, NodeId, Slot};
+use crate::message::Message;
+use crate::options::Options;
+use crate::simulation::Mutant;
+
+#[derive(Debug)]
+pub(super) struct Leading {
+    pub(super) ballot: Ballot,
+    /// The first slot of this ballot: once a quorum has it, it has all before it.
+    first: Slot,
+    peers: BTreeMap<NodeId, Peer>,
+    /// When each slot was proposed that is not decided.
+    proposed: VecDeque<(Slot, Instant)>,
+    proposed_last: Instant,
+    /// The slot in which this node says that it is master, while that is not decided.
+    pub(super) wish: Option<Slot>,
+    waiting: VecDeque<(ProposalId, Bytes)>,
+    waiting_bytes: usize,
+    waiting_since: Instant,
+    undecided: VecDeque<(Slot, Vec<ProposalId>)>,
+    admitting: Option<NodeId>,
+    dismissing: Option<NodeId>,
+}
+
+/// A member, or who is to be one, and what it was sent.
+#[derive(Debug)]
+struct Peer {
+    /// So far its log is this one, and durable.
+    matched: Slot,
+    /// As far as it said or is taken to have: where to begin again.
+    start: Slot,
+    next: Slot,
+    /// Ends and sizes of what is on its way.
+    flight: VecDeque<(Slot, usize)>,
+    flight_bytes: usize,
+    sent: Instant,
+    /// Of what is decided.
+    told: Slot,
+    /// The gap that was last heard of, so that each message behind it does not begin all again.
+    gap: Option<Slot>,
+    /// How much it has of a snapshot.
+    offset: u64,
+    #[cfg(feature = "mutants")]
+    stale: Option<crate::entry::Position>,
+}
+
+impl Leading {
+    pub(super) fn new(ballot: Ballot, first: Slot, now: Instant) -> Self {
+        Leading {
+            ballot,
+            first,
+            peers: BTreeMap::new(),
+            proposed: VecDeque::new(),
+            proposed_last: now,
+            wish: None,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            waiting_since: now,
+            undecided: VecDeque::new(),
+            admitting: None,
+            dismissing: None,
+        }
+    }
+
+    /// When this leader proposed the slot, which is decided now; `None` if another did.
+    pub(super) fn proposed(&mut self, slot: Slot) -> Option<Instant> {
+        self.wish = self.wish.filter(|wish| *wish > slot);
+        self.proposed.pop_front_if(|(at, _)| *at == slot).map(|(_, instant)| instant)
+    }
+
+    pub(super) fn proposed_last(&self) -> Instant {
+        self.proposed_last
+    }
+}
+
+impl Peer {
+    fn new(start: Slot) -> Self {
+        Peer {
+            matched: Slot(0),
+            start,
+            next: start.next(),
+            flight: VecDeque::new(),
+            flight_bytes: 0,
+            sent: Instant::default(),
+            told: Slot(0),
+            gap: None,
+            offset: 0,
+            #[cfg(feature = "mutants")]
+            stale: None,
+        }
+    }
+
+    fn begin_again(&mut self, after: Slot) {
+        (self.start, self.next) = (after, after.next());
+        self.flight.clear();
+        self.flight_bytes = 0;
+    }
+
+    fn has(&mut self, slot: Slot) {
+        self.matched = self.matched.max(slot);
+        self.start = self.start.max(slot);
+        self.next = self.next.max(slot.next());
+        while let Some((_, bytes)) = self.flight.pop_front_if(|(end, _)| *end <= slot) {
+            self.flight_bytes -= bytes;
+        }
+    }
+}
+
+impl Group {
+    pub(super) fn propose(&mut self, value: Value, now: Instant, effects: &mut Effects) -> Slot {
+        let last = self.log.last().slot;
+        let slot = last.next();
+        let Role::Leader(leading) = &mut self.role else { return last };
+        leading.proposed.push_back((slot, now));
+        leading.proposed_last = now;
+        let entry = Entry { ballot: leading.ballot, value };
+        self.append(last, vec![entry], now, effects);
+        slot
+    }
+
+    pub(super) fn propose_data(&mut self, id: ProposalId, entry: Bytes, now: Instant, effects: &mut Effects) {
+        let serves = self.serves(now).is_some();
+        let refusal = match &mut self.role {
+            Role::Leader(leading) if serves => {
+                let is_full = leading.waiting_bytes + entry.len() > self.options.waiting_bytes;
+                if !is_full || leading.waiting.is_empty() {
+                    if leading.waiting.is_empty() {
+                        leading.waiting_since = now;
+                    }
+                    leading.waiting_bytes += entry.len();
+                    leading.waiting.push_back((id, entry));
+                    return;
+                }
+                Refusal::Overloaded
+            }
+            _ => Refusal::NotMaster(self.agreed.mastership.node.filter(|node| *node != self.me)),
+        };
+        effects.events.push((self.id, Event::Refused { id, why: refusal }));
+    }
+
+    pub(super) fn refuse_waiting(&mut self, why: Refusal, effects: &mut Effects) {
+        let Role::Leader(leading) = &mut self.role else { return };
+        leading.waiting_bytes = 0;
+        effects.events.extend(leading.waiting.drain(..).map(|(id, _)| (self.id, Event::Refused { id, why })));
+    }
+
+    /// Of what was proposed and is not decided, nobody can say what becomes.
+    pub(super) fn give_up_undecided(&mut self, effects: &mut Effects) {
+        let Role::Leader(leading) = &mut self.role else { return };
+        let ids = leading.undecided.drain(..).flat_map(|(_, ids)| ids);
+        effects.events.extend(ids.map(|id| (self.id, Event::Unknown { id })));
+    }
+
+    /// After each step: decides, proposes and sends what there is.
+    pub(super) fn lead_on(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Leader(_) = &self.role else { return };
+        let before = self.decided;
+        self.decide_by_quorum(now, effects);
+        if !self.agreed.has(self.me) {
+            return self.step_down(effects);
+        }
+        self.fill_slots(self.decided > before, now, effects);
+        self.change_members(now, effects);
+        self.replicate(now, effects);
+        self.consent(effects);
+    }
+
+    fn decide_by_quorum(&mut self, now: Instant, effects: &mut Effects) {
+        let own = if self.options.deviation.is(Mutant::VotesBeforeSync) { self.log.last().slot } else { self.synced };
+        let Role::Leader(leading) = &self.role else { return };
+        let has = |slot: Slot| {
+            let others = self.tip.members.iter().filter_map(|member| leading.peers.get(member));
+            let others = others.filter(|peer| peer.matched >= slot).count();
+            others + usize::from(own >= slot && self.tip.has(self.me)) >= self.tip.quorum()
+        };
+        let ends = leading.peers.values().map(|peer| peer.matched).chain([own]);
+        let is_present = |slot: &Slot| *slot >= leading.first || self.options.deviation.is(Mutant::CountsOldBallot);
+        let upto = ends.filter(|slot| *slot > self.decided && is_present(slot) && has(*slot)).max();
+        let Some(upto) = upto else { return };
+        self.decide(upto, now, effects);
+        let Role::Leader(leading) = &mut self.role else { return };
+        while let Some((slot, ids)) = leading.undecided.pop_front_if(|(slot, _)| *slot <= upto) {
+            effects.events.extend(ids.into_iter().map(|id| (self.id, Event::Acknowledged { id, slot })));
+        }
+    }
+
+    /// A proposal goes at once if none is in flight, and else when one returns, or with enough company, or soon.
+    fn fill_slots(&mut self, mut has_returned: bool, now: Instant, effects: &mut Effects) {
+        let serves = self.serves(now).is_some();
+        loop {
+            let in_flight = self.log.last().slot.0 - self.decided.0;
+            let Options { batch_entries, batch_bytes, linger, window_slots, .. } = *self.options;
+            let Role::Leader(leading) = &mut self.role else { return };
+            let is_enough = leading.waiting.len() >= batch_entries || leading.waiting_bytes >= batch_bytes;
+            let goes = in_flight == 0 || has_returned || is_enough || now >= leading.waiting_since + linger;
+            if leading.waiting.is_empty() || !goes || in_flight >= window_slots as u64 || !serves {
+                break;
+            }
+            has_returned = false;
+            let mut bytes = 0;
+            let fits = |(_, entry): &&(ProposalId, Bytes)| {
+                let is_first = bytes == 0;
+                bytes += entry.len();
+                is_first || bytes <= batch_bytes
+            };
+            let count = leading.waiting.iter().take(batch_entries).take_while(fits).count();
+            let (ids, batch): (Vec<_>, Vec<_>) = leading.waiting.drain(..count).unzip();
+            leading.waiting_bytes -= batch.iter().map(Bytes::len).sum::<usize>();
+            leading.undecided.push_back((self.log.last().slot.next(), ids));
+            self.propose(Value::Data(batch.into()), now, effects);
+        }
+        if !serves {
+            let master = self.agreed.mastership.node.filter(|node| *node != self.me);
+            self.refuse_waiting(Refusal::NotMaster(master), effects);
+        }
+    }
+
+    fn replicate(&mut self, now: Instant, effects: &mut Effects) {
+        let last = self.log.last().slot;
+        let Role::Leader(leading) = &mut self.role else { return };
+        let joining = leading.admitting;
+        let stays = |node: &NodeId| *node != self.me && (self.tip.has(*node) || joining == Some(*node));
+        leading.peers.retain(|node, _| stays(node));
+        for node in self.tip.members.iter().copied().chain(joining).filter(stays) {
+            // What it has is not known; it says so if this goes too far.
+            leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
+        }
+        for (node, peer) in &mut leading.peers {
+            while peer.next <= last && peer.flight_bytes < self.options.window_bytes && peer.next > self.log.base().slot
+            {
+                let entries = self.log.after(peer.next.before(), self.options.window_slots, self.options.chunk_bytes);
+                let after = self.log.position(peer.next.before()).expect("it is not before the base");
+                #[cfg(feature = "mutants")]
+                let after =
+                    peer.stale.filter(|_| self.options.deviation.is(Mutant::MergesIntoStaleAccept)).unwrap_or(after);
+                let size = entries.iter().map(|entry| entry.value.size()).sum();
+                let end = Slot(peer.next.0 - 1 + entries.len() as u64);
+                #[cfg(feature = "mutants")]
+                {
+                    peer.stale = self.log.position(end);
+                }
+                (peer.next, peer.told, peer.sent) = (end.next(), self.decided, now);
+                peer.flight.push_back((end, size));
+                peer.flight_bytes += size;
+                let message = Message::Accept { ballot: leading.ballot, after, entries, decided: self.decided };
+                effects.sends.push((*node, self.id, message));
+            }
+        }
+    }
+
+    /// What was not answered, and to whom nothing was said of what is decided.
+    pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
+        let (last, base) = (self.log.last().slot, self.log.base().slot);
+        let serves = self.serves(now).is_some();
+        let Role::Leader(leading) = &mut self.role else { return };
+        let mut behind = Vec::new();
+        for (node, peer) in &mut leading.peers {
+            let is_behind = peer.next <= base;
+            let is_late = now.since(peer.sent) >= self.options.resend && (peer.matched < last || !serves || is_behind);
+            if !is_late && (peer.told >= self.decided || is_behind) {
+                continue;
+            }
+            peer.sent = now;
+            if is_late {
+                peer.gap = None;
+                peer.begin_again(peer.start);
+            }
+            if peer.next <= base {
+                behind.push((*node, peer.offset));
+                continue;
+            }
+            peer.told = self.decided;
+            let after = self.log.position(peer.next.before()).expect("it is not before the base");
+            let message = Message::Accept { ballot: leading.ballot, after, entries: Vec::new(), decided: self.decided };
+            effects.sends.push((*node, self.id, message));
+        }
+        let ballot = leading.ballot;
+        for (node, offset) in behind {
+            self.send_snapshot(node, ballot, offset, effects);
+        }
+    }
+
+    pub(super) fn send_snapshot(&self, to: NodeId, ballot: Ballot, offset: u64, effects: &mut Effects) {
+        let Some(snapshot) = &self.snapshot else { return };
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(snapshot.application.len());
+        let until = (from + self.options.chunk_bytes).min(snapshot.application.len());
+        let part = snapshot.application.slice(from..until);
+        self.send(to, Message::Snapshot { ballot, head: snapshot.head(), offset: from as u64, part }, effects);
+    }
+
+    pub(super) fn hear_received(
+        &mut self,
+        from: NodeId,
+        ballot: Ballot,
+        slot: Slot,
+        offset: u64,
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        let Some(peer) = self.peer(from, ballot) else { return };
+        peer.sent = now;
+        let Some(snapshot) = self.snapshot.as_ref().filter(|snapshot| snapshot.position.slot == slot) else { return };
+        let is_whole = offset >= snapshot.application.len() as u64;
+        let Some(peer) = self.peer(from, ballot) else { return };
+        peer.offset = if is_whole { 0 } else { offset };
+        if is_whole {
+            peer.begin_again(slot.max(peer.matched));
+        } else {
+            self.send_snapshot(from, ballot, offset, effects);
+        }
+    }
+
+    fn peer(&mut self, node: NodeId, ballot: Ballot) -> Option<&mut Peer> {
+        let Role::Leader(leading) = &mut self.role else { return None };
+        if leading.ballot == ballot { leading.peers.get_mut(&node) } else { None }
+    }
+
+    pub(super) fn hear_accepted(&mut self, from: NodeId, ballot: Ballot, slot: Slot) {
+        let last = self.log.last().slot;
+        if let Some(peer) = self.peer(from, ballot)
+            && slot <= last
+        {
+            peer.has(slot);
+        }
+    }
+
+    pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot) {
+        if let Some(peer) = self.peer(from, ballot)
+            && slot >= peer.matched
+            && slot.next() < peer.next
+            && peer.gap != Some(slot)
+        {
+            peer.gap = Some(slot);
+            peer.begin_again(slot);
+        }
+    }
+
+    pub(super) fn admit(&mut self, node: NodeId) {
+        if let Role::Leader(leading) = &mut self.role
+            && !self.tip.has(node)
+        {
+            leading.admitting = Some(node);
+        }
+    }
+
+    pub(super) fn dismiss(&mut self, node: NodeId) {
+        if let Role::Leader(leading) = &mut self.role
+            && self.tip.has(node)
+            && self.tip.members.len() > 1
+        {
+            leading.dismissing = Some(node);
+        }
+    }
+
+    /// One change at a time, and the first not before an entry of this ballot is decided: two quorums in a row always meet.
+    fn change_members(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Leader(leading) = &mut self.role else { return };
+        let hasty = self.options.deviation.is(Mutant::ChangesMembersTwice);
+        if !hasty && (self.decided < leading.first || self.tip.members != self.agreed.members) {
+            return;
+        }
+        let mut members = self.tip.members.to_vec();
+        let has_caught_up = |node: &NodeId| leading.peers.get(node).is_some_and(|peer| peer.matched >= self.decided);
+        if let Some(node) = leading.admitting.filter(|node| hasty || has_caught_up(node)) {
+            leading.admitting = None;
+            members.push(node);
+            members.sort_unstable();
+        } else if let Some(node) = leading.dismissing.take() {
+            members.retain(|member| *member != node);
+        } else {
+            return;
+        }
+        self.propose(Value::Members(Arc::from(members)), now, effects);
+    }
+}

@@ -1,0 +1,310 @@
+//! Who may serve, and until when; who may follow, and from when.
+//!
+//! A master serves until its lease is over by its own clock, counted from before it proposed what renewed it. Two lines of
+//! defence keep others from being master until then, and each suffices alone:
+//! *acceptors* promise nobody else while the lease of what they accepted may run, and *the log* compares what a candidate knew
+//! when it had waited with what there is where its `BeMaster` lies. Both count from when they saw a slot, which is after it was
+//! proposed, and for longer by what clocks may differ. A node that starts counts from there, as it may have seen one just before.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::{Group, Role};
+use crate::agreed::Agreed;
+use crate::effects::{Effects, Event, Refusal};
+use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
+use crate::ids::{Epoch, Instant, NodeId, Slot};
+use crate::message::{Message, Over};
+use crate::options::Options;
+use crate::simulation::Mutant;
+
+#[derive(Debug)]
+pub(super) struct Lease {
+    /// Every slot in the log that renewed the lease of the present epoch was proposed before this.
+    pub(super) quiet_since: Instant,
+    /// Likewise, the one that shortened it.
+    shortened_since: Instant,
+    /// This node's liveness epoch, and until when it counts.
+    pub(super) of_node: (u64, Instant),
+    /// Of other nodes: all up to this are over.
+    expired: BTreeMap<NodeId, u64>,
+
+    /// As master: by what was decided in this epoch.
+    until: Option<(Epoch, Instant)>,
+    /// By what this node wrote itself, decided or not.
+    cap: Option<(Epoch, Instant)>,
+    yielded: Option<Yielded>,
+    /// As who follows: the master of this epoch left it to this node.
+    pub(super) consent: Option<Epoch>,
+}
+
+/// The master of this epoch stopped for another.
+#[derive(Clone, Copy, Debug)]
+struct Yielded {
+    epoch: Epoch,
+    to: NodeId,
+    at: Instant,
+    is_told: bool,
+}
+
+impl Lease {
+    pub(super) fn at_start(now: Instant, options: &Options) -> Lease {
+        let forgets = options.deviation.is(Mutant::ForgetsWaitAtRestart);
+        let since = if forgets { Instant::default() } else { now };
+        Lease {
+            quiet_since: since,
+            shortened_since: since,
+            of_node: (0, Instant::default()),
+            expired: BTreeMap::new(),
+            until: None,
+            cap: None,
+            yielded: None,
+            consent: None,
+        }
+    }
+
+    pub(super) fn note_expired(&mut self, node: NodeId, liveness: u64) {
+        let known = self.expired.entry(node).or_default();
+        *known = liveness.max(*known);
+    }
+
+    /// The log has one more slot that renews, proposed before `seen`.
+    pub(super) fn renewed_in_log(&mut self, tip: &Agreed, seen: Instant) {
+        self.quiet_since = self.quiet_since.max(seen);
+        if tip.mastership.shortened.is_some() {
+            self.shortened_since = self.shortened_since.max(seen);
+        }
+    }
+
+    pub(super) fn idle(&self, now: Instant) -> Duration {
+        now.since(self.quiet_since)
+    }
+}
+
+/// As master.
+impl Group {
+    /// Until when this node serves, by its own clock; `None` if it is not master. It may be over.
+    #[must_use]
+    pub fn serves_until(&self) -> Option<Instant> {
+        let Role::Leader(leading) = &self.role else { return None };
+        let mastership = &self.agreed.mastership;
+        if mastership.node != Some(self.me) || mastership.ballot != Some(leading.ballot) || self.has_yielded() {
+            return None;
+        }
+        let by_decision = self.lease.until.filter(|(epoch, _)| *epoch == mastership.epoch).map(|(_, until)| until);
+        let (liveness, until) = self.lease.of_node;
+        let by_node = (mastership.liveness > 0 && mastership.liveness == liveness).then_some(until);
+        let until = by_decision.max(by_node)?;
+        let cap = self.lease.cap.filter(|(epoch, _)| *epoch == mastership.epoch);
+        Some(cap.map_or(until, |(_, cap)| cap.min(until)))
+    }
+
+    fn has_yielded(&self) -> bool {
+        let epoch = self.agreed.mastership.epoch;
+        self.lease.yielded.is_some_and(|yielded| yielded.epoch == epoch)
+            && !self.options.deviation.is(Mutant::ServesAfterConsent)
+    }
+
+    /// A slot is decided; if it is the master's, its lease runs from before it was proposed.
+    pub(super) fn lease_by_decision(
+        &mut self,
+        slot: Slot,
+        entry: &Entry,
+        renews: bool,
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        let Role::Leader(leading) = &mut self.role else { return };
+        let proposed = leading.proposed(slot);
+        let mastership = &self.agreed.mastership;
+        let is_mine = mastership.node == Some(self.me) && mastership.ballot == Some(leading.ballot);
+        let Some(proposed) = proposed.filter(|_| renews && is_mine) else { return };
+        let from = if self.options.deviation.is(Mutant::LeaseFromDecision) { now } else { proposed };
+        self.lease.until = Some((mastership.epoch, from + self.options.lease));
+        match entry.value {
+            Value::BeMaster(_) => effects.events.push((self.id, Event::Serves { epoch: mastership.epoch })),
+            Value::Shorten(shorten) if self.options.deviation.is(Mutant::ShortensFromDecision) => {
+                self.lease.cap = Some((mastership.epoch, now + shorten.remaining));
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn take_over_or_renew(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Leader(leading) = &self.role else { return };
+        if leading.wish.is_some() {
+            return;
+        }
+        let (liveness, until) = self.lease.of_node;
+        let soon = now + self.options.lease / 3;
+        let mastership = self.tip.mastership;
+        if self.serves(now).is_none() {
+            if let Some((claim, _)) = self.may_take(now) {
+                self.wish(claim, now, effects);
+            }
+        } else if mastership.shortened.is_some() || self.is_capped() {
+            // Its successor is named.
+        } else if mastership.liveness != liveness && until > soon {
+            self.wish(Claim::Own { epoch: mastership.epoch }, now, effects);
+        } else if (mastership.liveness == 0 || until <= soon) && leading.proposed_last() + self.options.lease / 3 <= now
+        {
+            self.propose(Value::Noop, now, effects);
+        }
+    }
+
+    fn is_capped(&self) -> bool {
+        self.lease.cap.is_some_and(|(epoch, _)| epoch == self.agreed.mastership.epoch)
+    }
+
+    pub(super) fn wish(&mut self, claim: Claim, now: Instant, effects: &mut Effects) {
+        let (liveness, until) = self.lease.of_node;
+        let liveness = if until > now { liveness } else { 0 };
+        let slot = self.propose(Value::BeMaster(BeMaster { node: self.me, liveness, claim }), now, effects);
+        if let Role::Leader(leading) = &mut self.role {
+            leading.wish = Some(slot);
+        }
+    }
+
+    pub(super) fn shorten(&mut self, to: NodeId, remaining: Duration, now: Instant, effects: &mut Effects) {
+        let epoch = self.agreed.mastership.epoch;
+        let is_settled = self.tip.mastership.epoch == epoch && self.tip.mastership.shortened.is_none();
+        if self.serves(now).is_none() || !is_settled || to == self.me {
+            return;
+        }
+        let remaining = remaining.min(self.options.lease);
+        // Before it is proposed: whoever sees it counts from later on.
+        if !self.options.deviation.is(Mutant::ShortensFromDecision) {
+            self.lease.cap = Some((epoch, now + remaining));
+        }
+        self.propose(Value::Shorten(Shorten { epoch, to, remaining }), now, effects);
+    }
+
+    pub(super) fn hear_ask(&mut self, from: NodeId, epoch: Epoch, now: Instant, effects: &mut Effects) {
+        let is_its = self.agreed.mastership.epoch == epoch && self.tip.mastership.epoch == epoch;
+        if let Some(yielded) = self.lease.yielded.as_mut().filter(|yielded| is_its && yielded.epoch == epoch) {
+            if yielded.to == from {
+                yielded.is_told = false;
+                return;
+            }
+        } else if is_its && self.serves(now).is_some() && !self.is_capped() {
+            // Stop first, then say so.
+            self.lease.yielded = Some(Yielded { epoch, to: from, at: now, is_told: false });
+            if !self.options.deviation.is(Mutant::ServesAfterConsent) {
+                self.refuse_waiting(Refusal::NotMaster(Some(from)), effects);
+            }
+            return;
+        }
+        self.send(from, Message::Decline { epoch }, effects);
+    }
+
+    /// Once nothing of the old master's is left undecided.
+    pub(super) fn consent(&mut self, effects: &mut Effects) {
+        let is_drained = self.decided == self.log.last().slot;
+        let epoch = self.agreed.mastership.epoch;
+        if let Some(yielded) = &mut self.lease.yielded
+            && yielded.epoch == epoch
+            && is_drained
+            && !yielded.is_told
+        {
+            yielded.is_told = true;
+            let (to, taker) = (yielded.to, yielded.to);
+            self.send(to, Message::Consent { epoch, taker }, effects);
+        }
+    }
+
+    pub(super) fn lease_of_who_starts(&mut self, now: Instant) {
+        if self.options.deviation.is(Mutant::RestartedServes)
+            && self.agreed.mastership.node == Some(self.me)
+            && let Some(ballot) = self.agreed.mastership.ballot
+        {
+            self.role = Role::Leader(super::Leading::new(ballot, self.log.last().slot.next(), now));
+            self.lease.until = Some((self.agreed.mastership.epoch, now + self.options.lease));
+        }
+    }
+}
+
+/// As who may follow.
+impl Group {
+    /// What this node may claim, if anything, and what to tell acceptors.
+    pub(super) fn may_take(&self, now: Instant) -> Option<(Claim, Over)> {
+        let tip = &self.tip.mastership;
+        let (epoch, lease_slot) = (tip.epoch, tip.lease_slot);
+        let waited = (Claim::Waited { epoch, lease_slot }, Over::Waited);
+        let Some(master) = tip.node else { return Some(waited) };
+        if master == self.me {
+            return self.may_have_again(now).then_some((Claim::Own { epoch }, Over::Waited));
+        }
+        if self.lease.consent == Some(epoch) {
+            return Some((Claim::Consent { epoch }, Over::Consent { epoch }));
+        }
+        if self.is_named(self.me, now) {
+            return Some(waited);
+        }
+        let over = match tip.liveness {
+            0 => Over::Waited,
+            liveness => {
+                let expired = self.lease.expired.get(&master).copied().unwrap_or_default();
+                (expired >= liveness).then_some(Over::Expired { node: master, liveness: expired })?
+            }
+        };
+        let has_waited = self.has_waited(now) || !self.options.deviation.log_defends();
+        has_waited.then_some((waited.0, over))
+    }
+
+    /// The master of the present epoch itself may at any time, but not while another is to follow.
+    fn may_have_again(&self, now: Instant) -> bool {
+        let epoch = self.tip.mastership.epoch;
+        let is_left = |since: Instant| now >= since + self.options.consent;
+        self.lease.yielded.is_none_or(|yielded| yielded.epoch != epoch || is_left(yielded.at))
+            && self.lease.cap.is_none_or(|(capped, cap)| capped != epoch || is_left(cap))
+    }
+
+    fn has_waited(&self, now: Instant) -> bool {
+        self.lease.idle(now) >= self.options.stretched(self.options.lease)
+    }
+
+    /// The master named this node, and the time that it took for itself is over.
+    fn is_named(&self, node: NodeId, now: Instant) -> bool {
+        self.tip.mastership.shortened.is_some_and(|shortened| {
+            shortened.to == node && now.since(self.lease.shortened_since) >= self.options.stretched(shortened.remaining)
+        })
+    }
+
+    /// The acceptors' line: whether no lease that this node had a part in may still run, or its master has let it go.
+    pub(super) fn may_promise(&self, to: NodeId, over: Over, now: Instant) -> bool {
+        let tip = &self.tip.mastership;
+        let Some(master) = tip.node else { return true };
+        if master == to || !self.options.deviation.acceptors_defend() || self.is_named(to, now) {
+            return true;
+        }
+        let is_over = match over {
+            Over::Consent { epoch } if tip.epoch <= epoch => return true,
+            Over::Expired { node, liveness } if node == master => liveness >= tip.liveness,
+            Over::Waited | Over::Expired { .. } | Over::Consent { .. } => {
+                self.lease.expired.get(&master).copied().unwrap_or_default() >= tip.liveness
+            }
+        };
+        is_over && self.has_waited(now)
+    }
+
+    pub(super) fn ask(&mut self, now: Instant, effects: &mut Effects) {
+        let Some(master) = self.tip.mastership.node.filter(|master| *master != self.me) else { return };
+        let epoch = self.tip.mastership.epoch;
+        if self.options.deviation.is(Mutant::StealsWithoutConsent) {
+            self.hear_consent(epoch, self.me, now, effects);
+        } else {
+            self.send(master, Message::Ask { epoch }, effects);
+        }
+    }
+
+    pub(super) fn hear_consent(&mut self, epoch: Epoch, taker: NodeId, now: Instant, effects: &mut Effects) {
+        let is_present = self.tip.mastership.epoch == epoch && self.tip.mastership.node != Some(self.me);
+        if taker != self.me || !is_present || matches!(self.role, Role::Leader(_)) || self.lease.consent == Some(epoch)
+        {
+            return;
+        }
+        self.lease.consent = Some(epoch);
+        // Nobody has to be asked on trial: the present master is gone already.
+        self.campaign((Claim::Consent { epoch }, Over::Consent { epoch }), false, now, effects);
+    }
+}

@@ -1,0 +1,82 @@
+//! The entries that a node holds, from a snapshot on.
+
+use std::collections::VecDeque;
+
+use crate::entry::{Entry, Position};
+use crate::ids::{Ballot, Slot};
+
+/// Always gap-free, and its ballots never fall.
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    /// Of what is no longer here.
+    base: Position,
+    entries: VecDeque<Entry>,
+}
+
+impl Log {
+    pub(crate) fn new(base: Position) -> Self {
+        Log { base, entries: VecDeque::new() }
+    }
+
+    pub(crate) fn base(&self) -> Position {
+        self.base
+    }
+
+    pub(crate) fn last(&self) -> Position {
+        match self.entries.back() {
+            Some(entry) => Position { ballot: entry.ballot, slot: Slot(self.base.slot.0 + self.entries.len() as u64) },
+            None => self.base,
+        }
+    }
+
+    fn index(&self, slot: Slot) -> Option<usize> {
+        usize::try_from(slot.0.checked_sub(self.base.slot.0 + 1)?).ok()
+    }
+
+    pub(crate) fn get(&self, slot: Slot) -> Option<&Entry> {
+        self.entries.get(self.index(slot)?)
+    }
+
+    /// `None` where nothing is known of it: beyond the end, or before the base.
+    pub(crate) fn ballot_at(&self, slot: Slot) -> Option<Ballot> {
+        if slot == self.base.slot { Some(self.base.ballot) } else { self.get(slot).map(|entry| entry.ballot) }
+    }
+
+    pub(crate) fn position(&self, slot: Slot) -> Option<Position> {
+        self.ballot_at(slot).map(|ballot| Position { ballot, slot })
+    }
+
+    /// # Panics
+    /// If its ballot is below the last one.
+    pub(crate) fn push(&mut self, entry: Entry) -> Slot {
+        assert!(entry.ballot >= self.last().ballot, "ballots never fall along a log");
+        self.entries.push_back(entry);
+        self.last().slot
+    }
+
+    /// Keeps what is up to `slot`.
+    pub(crate) fn truncate_after(&mut self, slot: Slot) {
+        let kept = slot.0.checked_sub(self.base.slot.0).expect("what a snapshot has is never cut");
+        self.entries.truncate(usize::try_from(kept).expect("a log fits into memory"));
+    }
+
+    /// Forgets what is up to `slot`.
+    pub(crate) fn trim(&mut self, slot: Slot) {
+        let Some(base) = self.position(slot) else { return };
+        let count = usize::try_from(slot.0 - self.base.slot.0).expect("a log fits into memory");
+        self.entries.drain(..count);
+        self.base = base;
+    }
+
+    /// The entries after `slot`, at most so many and of about so many bytes, but one at least if there is one.
+    pub(crate) fn after(&self, slot: Slot, slots_max: usize, bytes_max: usize) -> Vec<Entry> {
+        let Some(first) = self.index(slot.next()) else { return Vec::new() };
+        let mut bytes = 0;
+        let fits = |entry: &&Entry| {
+            let is_first = bytes == 0;
+            bytes += entry.value.size();
+            is_first || bytes <= bytes_max
+        };
+        self.entries.range(first.min(self.entries.len())..).take(slots_max).take_while(fits).cloned().collect()
+    }
+}

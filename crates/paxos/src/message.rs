@@ -1,0 +1,119 @@
+//! What members of a paxos group tell each other. May be lost, doubled, reordered and late.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::agreed::Agreed;
+use crate::entry::{Entry, Position};
+use crate::ids::{Ballot, Epoch, NodeId, Slot};
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// Phase 1. On trial it changes nothing: a node that is cut off shall not raise ballots that depose a master later.
+    Prepare {
+        ballot: Ballot,
+        trial: bool,
+        over: Over,
+    },
+    /// `idle` is how long ago, at least, the last slot that renewed a lease in this log was proposed.
+    Promise {
+        ballot: Ballot,
+        trial: bool,
+        last: Position,
+        idle: Duration,
+    },
+    /// Of a prepare or an accept; `promised` is what to go beyond, if it is greater.
+    Refuse {
+        ballot: Ballot,
+        promised: Ballot,
+    },
+    /// The entries after `after`, for a candidate with a quorum of promises; of a snapshot, what is from `offset` on.
+    Pull {
+        ballot: Ballot,
+        after: Position,
+        offset: u64,
+    },
+    Pulled {
+        ballot: Ballot,
+        after: Position,
+        entries: Vec<Entry>,
+    },
+    /// Phase 2, and what is decided. Empty, it asks how far the other is.
+    Accept {
+        ballot: Ballot,
+        after: Position,
+        entries: Vec<Entry>,
+        decided: Slot,
+    },
+    /// All up to `slot` is durable, and the leader's.
+    Accepted {
+        ballot: Ballot,
+        slot: Slot,
+    },
+    /// Entries are missing after `slot`, or what is there is not the leader's.
+    Gap {
+        ballot: Ballot,
+        slot: Slot,
+    },
+    /// A part of the snapshot, for who is behind its log.
+    Snapshot {
+        ballot: Ballot,
+        head: SnapshotHead,
+        offset: u64,
+        part: Bytes,
+    },
+    /// So many bytes of this snapshot are here.
+    Received {
+        ballot: Ballot,
+        slot: Slot,
+        offset: u64,
+    },
+    /// Who is to take over asks the master of this epoch.
+    Ask {
+        epoch: Epoch,
+    },
+    /// The master of this epoch has stopped, for `taker` and nobody else.
+    Consent {
+        epoch: Epoch,
+        taker: NodeId,
+    },
+    Decline {
+        epoch: Epoch,
+    },
+}
+
+/// Why an acceptor may promise though there is a master.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Over {
+    /// Its lease is over by time.
+    Waited,
+    /// The system group decided that the node's liveness epoch is over.
+    Expired { node: NodeId, liveness: u64 },
+    /// The master of this epoch stopped, and left it to who asks.
+    Consent { epoch: Epoch },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SnapshotHead {
+    /// The last entry that it has.
+    pub position: Position,
+    pub agreed: Agreed,
+    /// Of the application's bytes.
+    pub len: u64,
+}
+
+/// The application's state after the entry at `position`, and what the log said about the paxos group there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Snapshot {
+    pub position: Position,
+    pub agreed: Agreed,
+    pub application: Bytes,
+}
+
+impl Snapshot {
+    #[must_use]
+    pub fn head(&self) -> SnapshotHead {
+        SnapshotHead { position: self.position, agreed: self.agreed.clone(), len: self.application.len() as u64 }
+    }
+}

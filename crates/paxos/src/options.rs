@@ -1,0 +1,76 @@
+//! What can be set.
+
+use std::time::Duration;
+
+use crate::simulation::Deviation;
+
+/// The same at all members, but for what says otherwise.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long a master may serve after its last renewal. Shorter finds dead ones sooner; longer costs less and bears slower disks.
+    pub lease: Duration,
+    /// By how much the rates of any two clocks differ at most, in millionths. Leases are not safe beyond it.
+    pub drift_ppm: u32,
+    /// How long to wait for an answer before asking again.
+    pub resend: Duration,
+    /// About how long candidates stay out of each other's way.
+    pub stagger: Duration,
+    /// How long after giving consent, without having heard from its taker, a master wants to serve again.
+    pub consent: Duration,
+    /// Slots that wait for their decision, at most.
+    pub window_slots: usize,
+    /// Bytes that are on their way to one member, at most.
+    pub window_bytes: usize,
+    /// Entries in a slot, at most.
+    pub batch_entries: usize,
+    /// Bytes in a slot, at most, but for one entry that is larger.
+    pub batch_bytes: usize,
+    /// How long an entry waits for company while others are in flight.
+    pub linger: Duration,
+    /// Bytes that wait for a slot, at most; more are refused.
+    pub waiting_bytes: usize,
+    /// Bytes in a message for who is behind, at most, but for one slot that is larger.
+    pub chunk_bytes: usize,
+    /// Nothing but what the simulator sets.
+    pub deviation: Deviation,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            lease: Duration::from_secs(5),
+            drift_ppm: 1_000,
+            resend: Duration::from_millis(200),
+            stagger: Duration::from_millis(20),
+            consent: Duration::from_secs(1),
+            window_slots: 256,
+            window_bytes: 8 << 20,
+            batch_entries: 64,
+            batch_bytes: 256 << 10,
+            linger: Duration::from_millis(2),
+            waiting_bytes: 16 << 20,
+            chunk_bytes: 1 << 20,
+            deviation: Deviation::default(),
+        }
+    }
+}
+
+impl Options {
+    /// So long on one clock is at least `duration` on any other.
+    #[must_use]
+    pub fn stretched(&self, duration: Duration) -> Duration {
+        duration + self.drift(duration)
+    }
+
+    /// So long on one clock is at most `duration` on any other.
+    #[must_use]
+    pub fn shrunk(&self, duration: Duration) -> Duration {
+        duration.saturating_sub(self.drift(duration))
+    }
+
+    fn drift(&self, duration: Duration) -> Duration {
+        let micros = u128::from(self.drift_ppm) * duration.as_micros() / 1_000_000;
+        // Up, as instants are whole microseconds, on both clocks.
+        Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).saturating_add(2))
+    }
+}
