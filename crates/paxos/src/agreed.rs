@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
-use crate::ids::{Ballot, Epoch, NodeId, Slot};
+use crate::ids::{NodeId, Slot, Tenure};
 use crate::simulation::{Deviation, Mutant};
 
 /// The same at every node that has read the log up to the same slot.
@@ -15,15 +15,13 @@ pub struct Agreed {
     pub members: Arc<[NodeId]>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mastership {
-    /// Rises with each master, and when one is master anew.
-    pub epoch: Epoch,
+    /// Its epoch rises with each master, and when one is master anew.
+    pub tenure: Tenure,
     pub node: Option<NodeId>,
     /// The liveness epoch of the node that renews this lease while the paxos group is idle; 0: none.
     pub liveness: u64,
-    /// Under which it became master; its slots have it.
-    pub ballot: Option<Ballot>,
     /// The last slot that renewed the lease.
     pub lease_slot: Slot,
     /// No slot renews any more.
@@ -42,7 +40,7 @@ impl Agreed {
         let mut members = founders.to_vec();
         members.sort_unstable();
         members.dedup();
-        Agreed { mastership: Mastership::default(), members: members.into() }
+        Agreed { mastership: Mastership::NONE, members: members.into() }
     }
 
     /// How many make a quorum.
@@ -62,10 +60,9 @@ impl Agreed {
         match &entry.value {
             Value::BeMaster(wish) if mastership.allows(wish, deviation) => {
                 *mastership = Mastership {
-                    epoch: mastership.epoch.next(),
+                    tenure: Tenure { epoch: mastership.tenure.epoch.next(), ballot: entry.ballot },
                     node: Some(wish.node),
                     liveness: wish.liveness,
-                    ballot: Some(entry.ballot),
                     lease_slot: slot,
                     shortened: None,
                 };
@@ -74,12 +71,12 @@ impl Agreed {
             Value::Members(members) => self.members = members.clone(),
             Value::BeMaster(_) | Value::Noop | Value::Data(_) | Value::Shorten(_) => {}
         }
-        let is_the_masters = mastership.ballot == Some(entry.ballot);
+        let is_the_masters = mastership.node.is_some() && mastership.tenure.ballot == entry.ballot;
         if !is_the_masters || mastership.shortened.is_some() {
             return false;
         }
-        if let Value::Shorten(Shorten { epoch, to, remaining }) = entry.value
-            && epoch == mastership.epoch
+        if let Value::Shorten(Shorten { tenure, to, remaining }) = entry.value
+            && tenure == mastership.tenure
         {
             // What is shortened ends, whatever the liveness of its node.
             (mastership.shortened, mastership.liveness) = (Some(Shortened { to, remaining }), 0);
@@ -90,15 +87,19 @@ impl Agreed {
 }
 
 impl Mastership {
+    /// Nobody is master yet.
+    pub const NONE: Mastership =
+        Mastership { tenure: Tenure::NONE, node: None, liveness: 0, lease_slot: Slot(0), shortened: None };
+
     fn allows(&self, wish: &BeMaster, deviation: Deviation) -> bool {
         if deviation.is(Mutant::SkipsCompareAndSwap) || !deviation.log_defends() {
             return true;
         }
         match wish.claim {
-            Claim::Waited { epoch, .. } if deviation.is(Mutant::ComparesMasterRecordOnly) => epoch == self.epoch,
-            Claim::Waited { epoch, lease_slot } => (epoch, lease_slot) == (self.epoch, self.lease_slot),
-            Claim::Own { epoch } => epoch == self.epoch && self.node == Some(wish.node),
-            Claim::Consent { epoch } => epoch == self.epoch,
+            Claim::Waited { tenure, .. } if deviation.is(Mutant::ComparesMasterRecordOnly) => tenure == self.tenure,
+            Claim::Waited { tenure, lease_slot } => (tenure, lease_slot) == (self.tenure, self.lease_slot),
+            Claim::Own { tenure } => tenure == self.tenure && self.node == Some(wish.node),
+            Claim::Consent { tenure } => tenure == self.tenure,
         }
     }
 }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::entry::{Entry, Position};
-use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot};
+use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Tenure};
 use crate::message::{Message, Snapshot};
 
 /// Of what was appended to a node's journal in one step. Rises.
@@ -111,16 +111,16 @@ pub enum Event {
     },
     /// This node serves from here on, until [`crate::Group::serves_until`].
     Serves {
-        epoch: Epoch,
+        tenure: Tenure,
     },
     /// This node leads the paxos group, which is not yet to serve.
     Leads {
         ballot: Ballot,
         after: Position,
     },
-    /// The master did not give its consent: it is not the master of that epoch, or left it to another.
+    /// The master did not give its consent: it is not master of that, or left it to another.
     Declined {
-        epoch: Epoch,
+        tenure: Tenure,
     },
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::ids::{Ballot, Epoch, NodeId, Slot};
+use crate::ids::{Ballot, NodeId, Slot, Tenure};
 
 /// A place in a log and the ballot of the entry there. Logs that agree on one position agree on all before it.
 ///
@@ -51,19 +51,19 @@ pub struct BeMaster {
 /// Why somebody may be master; a compare-and-swap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claim {
-    /// It waited until the lease of this epoch, whose last slot this is, was over. To compare the epoch alone would not do:
-    /// every slot renews.
-    Waited { epoch: Epoch, lease_slot: Slot },
-    /// It is the master of this epoch itself.
-    Own { epoch: Epoch },
-    /// The master of this epoch stopped, and left it to this node alone.
-    Consent { epoch: Epoch },
+    /// It waited until the lease of this mastership, whose last slot this is, was over. To compare without the slot would
+    /// not do: every slot renews.
+    Waited { tenure: Tenure, lease_slot: Slot },
+    /// It is the master of this itself.
+    Own { tenure: Tenure },
+    /// The master stopped, and left it to this node alone.
+    Consent { tenure: Tenure },
 }
 
-/// The master of this epoch serves for `remaining` from before it proposed this, and no longer; then `to` may take over.
+/// The master serves for `remaining` from before it proposed this, and no longer; then `to` may take over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shorten {
-    pub epoch: Epoch,
+    pub tenure: Tenure,
     pub to: NodeId,
     pub remaining: Duration,
 }

@@ -57,6 +57,19 @@ impl Epoch {
     }
 }
 
+/// Names one mastership. Epochs count along a log, so that logs which are not decided may have different ones of one number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Tenure {
+    pub epoch: Epoch,
+    /// Under which its master won it, and proposes.
+    pub ballot: Ballot,
+}
+
+impl Tenure {
+    /// Before any.
+    pub const NONE: Tenure = Tenure { epoch: Epoch(0), ballot: Ballot::NONE };
+}
+
 /// Microseconds by one node's own monotonic clock, which says nothing to another node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
@@ -110,6 +123,12 @@ impl fmt::Display for Slot {
 impl fmt::Display for Ballot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.round, self.node.0)
+    }
+}
+
+impl fmt::Display for Tenure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.epoch, self.ballot)
     }
 }
 

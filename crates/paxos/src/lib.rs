@@ -20,7 +20,7 @@ pub use agreed::{Agreed, Mastership, Shortened};
 pub use effects::{Effects, Event, Input, ProposalId, Record, Refusal, Token};
 pub use entry::{BeMaster, Claim, Entry, Position, Shorten, Value};
 pub use group::Group;
-pub use ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot};
+pub use ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
 pub use message::{Message, Over, Snapshot, SnapshotHead};
 pub use options::Options;
 pub use simulation::Deviation;

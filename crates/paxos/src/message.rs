@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::agreed::Agreed;
 use crate::entry::{Entry, Position};
-use crate::ids::{Ballot, Epoch, NodeId, Slot};
+use crate::ids::{Ballot, NodeId, Slot, Tenure};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
@@ -69,17 +69,17 @@ pub enum Message {
         slot: Slot,
         offset: u64,
     },
-    /// Who is to take over asks the master of this epoch.
+    /// Who is to take over asks the master.
     Ask {
-        epoch: Epoch,
+        tenure: Tenure,
     },
-    /// The master of this epoch has stopped, for `taker` and nobody else.
+    /// The master has stopped, for `taker` and nobody else.
     Consent {
-        epoch: Epoch,
+        tenure: Tenure,
         taker: NodeId,
     },
     Decline {
-        epoch: Epoch,
+        tenure: Tenure,
     },
 }
 
@@ -90,8 +90,8 @@ pub enum Over {
     Waited,
     /// The system group decided that the node's liveness epoch is over.
     Expired { node: NodeId, liveness: u64 },
-    /// The master of this epoch stopped, and left it to who asks.
-    Consent { epoch: Epoch },
+    /// The master of this stopped, and left it to who asks.
+    Consent { tenure: Tenure },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -13,14 +13,14 @@ use super::{Group, Role};
 use crate::agreed::Agreed;
 use crate::effects::{Effects, Event, Refusal};
 use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
-use crate::ids::{Epoch, Instant, NodeId, Slot};
+use crate::ids::{Instant, NodeId, Slot, Tenure};
 use crate::message::{Message, Over};
 use crate::options::Options;
 use crate::simulation::Mutant;
 
 #[derive(Debug)]
 pub(super) struct Lease {
-    /// Every slot in the log that renewed the lease of the present epoch was proposed before this.
+    /// Every slot in the log that renewed the lease of the present mastership was proposed before this.
     pub(super) quiet_since: Instant,
     /// Likewise, the one that shortened it.
     shortened_since: Instant,
@@ -29,19 +29,19 @@ pub(super) struct Lease {
     /// Of other nodes: all up to this are over.
     expired: BTreeMap<NodeId, u64>,
 
-    /// As master: by what was decided in this epoch.
-    until: Option<(Epoch, Instant)>,
+    /// As master: by what was decided in this mastership.
+    until: Option<(Tenure, Instant)>,
     /// By what this node wrote itself, decided or not.
-    cap: Option<(Epoch, Instant)>,
+    cap: Option<(Tenure, Instant)>,
     yielded: Option<Yielded>,
-    /// As who follows: the master of this epoch left it to this node.
-    pub(super) consent: Option<Epoch>,
+    /// As who follows: the master of this left it to this node.
+    pub(super) consent: Option<Tenure>,
 }
 
-/// The master of this epoch stopped for another.
+/// The master of this stopped for another.
 #[derive(Clone, Copy, Debug)]
 struct Yielded {
-    epoch: Epoch,
+    tenure: Tenure,
     to: NodeId,
     at: Instant,
     is_told: bool,
@@ -88,20 +88,20 @@ impl Group {
     pub fn serves_until(&self) -> Option<Instant> {
         let Role::Leader(leading) = &self.role else { return None };
         let mastership = &self.agreed.mastership;
-        if mastership.node != Some(self.me) || mastership.ballot != Some(leading.ballot) || self.has_yielded() {
+        if mastership.node != Some(self.me) || mastership.tenure.ballot != leading.ballot || self.has_yielded() {
             return None;
         }
-        let by_decision = self.lease.until.filter(|(epoch, _)| *epoch == mastership.epoch).map(|(_, until)| until);
+        let by_decision = self.lease.until.filter(|(tenure, _)| *tenure == mastership.tenure).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
         let by_node = (mastership.liveness > 0 && mastership.liveness == liveness).then_some(until);
         let until = by_decision.max(by_node)?;
-        let cap = self.lease.cap.filter(|(epoch, _)| *epoch == mastership.epoch);
+        let cap = self.lease.cap.filter(|(tenure, _)| *tenure == mastership.tenure);
         Some(cap.map_or(until, |(_, cap)| cap.min(until)))
     }
 
     fn has_yielded(&self) -> bool {
-        let epoch = self.agreed.mastership.epoch;
-        self.lease.yielded.is_some_and(|yielded| yielded.epoch == epoch)
+        let tenure = self.agreed.mastership.tenure;
+        self.lease.yielded.is_some_and(|yielded| yielded.tenure == tenure)
             && !self.options.deviation.is(Mutant::ServesAfterConsent)
     }
 
@@ -117,14 +117,14 @@ impl Group {
         let Role::Leader(leading) = &mut self.role else { return };
         let proposed = leading.proposed(slot);
         let mastership = &self.agreed.mastership;
-        let is_mine = mastership.node == Some(self.me) && mastership.ballot == Some(leading.ballot);
+        let is_mine = mastership.node == Some(self.me) && mastership.tenure.ballot == leading.ballot;
         let Some(proposed) = proposed.filter(|_| renews && is_mine) else { return };
         let from = if self.options.deviation.is(Mutant::LeaseFromDecision) { now } else { proposed };
-        self.lease.until = Some((mastership.epoch, from + self.options.lease));
+        self.lease.until = Some((mastership.tenure, from + self.options.lease));
         match entry.value {
-            Value::BeMaster(_) => effects.events.push((self.id, Event::Serves { epoch: mastership.epoch })),
+            Value::BeMaster(_) => effects.events.push((self.id, Event::Serves { tenure: mastership.tenure })),
             Value::Shorten(shorten) if self.options.deviation.is(Mutant::ShortensFromDecision) => {
-                self.lease.cap = Some((mastership.epoch, now + shorten.remaining));
+                self.lease.cap = Some((mastership.tenure, now + shorten.remaining));
             }
             _ => {}
         }
@@ -145,7 +145,7 @@ impl Group {
         } else if mastership.shortened.is_some() || self.is_capped() {
             // Its successor is named.
         } else if mastership.liveness != liveness && until > soon {
-            self.wish(Claim::Own { epoch: mastership.epoch }, now, effects);
+            self.wish(Claim::Own { tenure: mastership.tenure }, now, effects);
         } else if (mastership.liveness == 0 || until <= soon) && leading.proposed_last() + self.options.lease / 3 <= now
         {
             self.propose(Value::Noop, now, effects);
@@ -153,7 +153,7 @@ impl Group {
     }
 
     fn is_capped(&self) -> bool {
-        self.lease.cap.is_some_and(|(epoch, _)| epoch == self.agreed.mastership.epoch)
+        self.lease.cap.is_some_and(|(tenure, _)| tenure == self.agreed.mastership.tenure)
     }
 
     pub(super) fn wish(&mut self, claim: Claim, now: Instant, effects: &mut Effects) {
@@ -166,59 +166,57 @@ impl Group {
     }
 
     pub(super) fn shorten(&mut self, to: NodeId, remaining: Duration, now: Instant, effects: &mut Effects) {
-        let epoch = self.agreed.mastership.epoch;
-        let is_settled = self.tip.mastership.epoch == epoch && self.tip.mastership.shortened.is_none();
+        let tenure = self.agreed.mastership.tenure;
+        let is_settled = self.tip.mastership.tenure == tenure && self.tip.mastership.shortened.is_none();
         if self.serves(now).is_none() || !is_settled || to == self.me {
             return;
         }
         let remaining = remaining.min(self.options.lease);
         // Before it is proposed: whoever sees it counts from later on.
         if !self.options.deviation.is(Mutant::ShortensFromDecision) {
-            self.lease.cap = Some((epoch, now + remaining));
+            self.lease.cap = Some((tenure, now + remaining));
         }
-        self.propose(Value::Shorten(Shorten { epoch, to, remaining }), now, effects);
+        self.propose(Value::Shorten(Shorten { tenure, to, remaining }), now, effects);
     }
 
-    pub(super) fn hear_ask(&mut self, from: NodeId, epoch: Epoch, now: Instant, effects: &mut Effects) {
-        let is_its = self.agreed.mastership.epoch == epoch && self.tip.mastership.epoch == epoch;
-        if let Some(yielded) = self.lease.yielded.as_mut().filter(|yielded| is_its && yielded.epoch == epoch) {
+    pub(super) fn hear_ask(&mut self, from: NodeId, tenure: Tenure, now: Instant, effects: &mut Effects) {
+        let is_its = self.agreed.mastership.tenure == tenure && self.tip.mastership.tenure == tenure;
+        if let Some(yielded) = self.lease.yielded.as_mut().filter(|yielded| is_its && yielded.tenure == tenure) {
             if yielded.to == from {
                 yielded.is_told = false;
                 return;
             }
         } else if is_its && self.serves(now).is_some() && !self.is_capped() {
             // Stop first, then say so.
-            self.lease.yielded = Some(Yielded { epoch, to: from, at: now, is_told: false });
+            self.lease.yielded = Some(Yielded { tenure, to: from, at: now, is_told: false });
             if !self.options.deviation.is(Mutant::ServesAfterConsent) {
                 self.refuse_waiting(Refusal::NotMaster(Some(from)), effects);
             }
             return;
         }
-        self.send(from, Message::Decline { epoch }, effects);
+        self.send(from, Message::Decline { tenure }, effects);
     }
 
     /// Once nothing of the old master's is left undecided.
     pub(super) fn consent(&mut self, effects: &mut Effects) {
         let is_drained = self.decided == self.log.last().slot;
-        let epoch = self.agreed.mastership.epoch;
+        let tenure = self.agreed.mastership.tenure;
         if let Some(yielded) = &mut self.lease.yielded
-            && yielded.epoch == epoch
+            && yielded.tenure == tenure
             && is_drained
             && !yielded.is_told
         {
             yielded.is_told = true;
             let (to, taker) = (yielded.to, yielded.to);
-            self.send(to, Message::Consent { epoch, taker }, effects);
+            self.send(to, Message::Consent { tenure, taker }, effects);
         }
     }
 
     pub(super) fn lease_of_who_starts(&mut self, now: Instant) {
-        if self.options.deviation.is(Mutant::RestartedServes)
-            && self.agreed.mastership.node == Some(self.me)
-            && let Some(ballot) = self.agreed.mastership.ballot
-        {
+        if self.options.deviation.is(Mutant::RestartedServes) && self.agreed.mastership.node == Some(self.me) {
+            let ballot = self.agreed.mastership.tenure.ballot;
             self.role = Role::Leader(super::Leading::new(ballot, self.log.last().slot.next(), now));
-            self.lease.until = Some((self.agreed.mastership.epoch, now + self.options.lease));
+            self.lease.until = Some((self.agreed.mastership.tenure, now + self.options.lease));
         }
     }
 }
@@ -228,14 +226,14 @@ impl Group {
     /// What this node may claim, if anything, and what to tell acceptors.
     pub(super) fn may_take(&self, now: Instant) -> Option<(Claim, Over)> {
         let tip = &self.tip.mastership;
-        let (epoch, lease_slot) = (tip.epoch, tip.lease_slot);
-        let waited = (Claim::Waited { epoch, lease_slot }, Over::Waited);
+        let (tenure, lease_slot) = (tip.tenure, tip.lease_slot);
+        let waited = (Claim::Waited { tenure, lease_slot }, Over::Waited);
         let Some(master) = tip.node else { return Some(waited) };
         if master == self.me {
-            return self.may_have_again(now).then_some((Claim::Own { epoch }, Over::Waited));
+            return self.may_have_again(now).then_some((Claim::Own { tenure }, Over::Waited));
         }
-        if self.lease.consent == Some(epoch) {
-            return Some((Claim::Consent { epoch }, Over::Consent { epoch }));
+        if self.lease.consent == Some(tenure) {
+            return Some((Claim::Consent { tenure }, Over::Consent { tenure }));
         }
         if self.is_named(self.me, now) {
             return Some(waited);
@@ -251,12 +249,12 @@ impl Group {
         has_waited.then_some((waited.0, over))
     }
 
-    /// The master of the present epoch itself may at any time, but not while another is to follow.
+    /// The master of the present mastership itself may at any time, but not while another is to follow.
     fn may_have_again(&self, now: Instant) -> bool {
-        let epoch = self.tip.mastership.epoch;
+        let tenure = self.tip.mastership.tenure;
         let is_left = |since: Instant| now >= since + self.options.consent;
-        self.lease.yielded.is_none_or(|yielded| yielded.epoch != epoch || is_left(yielded.at))
-            && self.lease.cap.is_none_or(|(capped, cap)| capped != epoch || is_left(cap))
+        self.lease.yielded.is_none_or(|yielded| yielded.tenure != tenure || is_left(yielded.at))
+            && self.lease.cap.is_none_or(|(capped, cap)| capped != tenure || is_left(cap))
     }
 
     fn has_waited(&self, now: Instant) -> bool {
@@ -278,7 +276,7 @@ impl Group {
             return true;
         }
         let is_over = match over {
-            Over::Consent { epoch } if tip.epoch <= epoch => return true,
+            Over::Consent { tenure } if tip.tenure.epoch < tenure.epoch || tip.tenure == tenure => return true,
             Over::Expired { node, liveness } if node == master => liveness >= tip.liveness,
             Over::Waited | Over::Expired { .. } | Over::Consent { .. } => {
                 self.lease.expired.get(&master).copied().unwrap_or_default() >= tip.liveness
@@ -289,22 +287,22 @@ impl Group {
 
     pub(super) fn ask(&mut self, now: Instant, effects: &mut Effects) {
         let Some(master) = self.tip.mastership.node.filter(|master| *master != self.me) else { return };
-        let epoch = self.tip.mastership.epoch;
+        let tenure = self.tip.mastership.tenure;
         if self.options.deviation.is(Mutant::StealsWithoutConsent) {
-            self.hear_consent(epoch, self.me, now, effects);
+            self.hear_consent(tenure, self.me, now, effects);
         } else {
-            self.send(master, Message::Ask { epoch }, effects);
+            self.send(master, Message::Ask { tenure }, effects);
         }
     }
 
-    pub(super) fn hear_consent(&mut self, epoch: Epoch, taker: NodeId, now: Instant, effects: &mut Effects) {
-        let is_present = self.tip.mastership.epoch == epoch && self.tip.mastership.node != Some(self.me);
-        if taker != self.me || !is_present || matches!(self.role, Role::Leader(_)) || self.lease.consent == Some(epoch)
+    pub(super) fn hear_consent(&mut self, tenure: Tenure, taker: NodeId, now: Instant, effects: &mut Effects) {
+        let is_present = self.tip.mastership.tenure == tenure && self.tip.mastership.node != Some(self.me);
+        if taker != self.me || !is_present || matches!(self.role, Role::Leader(_)) || self.lease.consent == Some(tenure)
         {
             return;
         }
-        self.lease.consent = Some(epoch);
+        self.lease.consent = Some(tenure);
         // Nobody has to be asked on trial: the present master is gone already.
-        self.campaign((Claim::Consent { epoch }, Over::Consent { epoch }), false, now, effects);
+        self.campaign((Claim::Consent { tenure }, Over::Consent { tenure }), false, now, effects);
     }
 }

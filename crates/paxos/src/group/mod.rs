@@ -25,7 +25,7 @@ use self::lease::Lease;
 use crate::agreed::Agreed;
 use crate::effects::{Effects, Event, Input, Record, Refusal, Token};
 use crate::entry::{Entry, Position};
-use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot};
+use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Tenure};
 use crate::log::Log;
 use crate::message::{Message, Snapshot, SnapshotHead};
 use crate::options::Options;
@@ -210,9 +210,9 @@ impl Group {
                 self.hear_snapshot(from, (ballot, head), (offset, &part), now, effects);
             }
             Message::Received { ballot, slot, offset } => self.hear_received(from, ballot, slot, offset, now, effects),
-            Message::Ask { epoch } => self.hear_ask(from, epoch, now, effects),
-            Message::Consent { epoch, taker } => self.hear_consent(epoch, taker, now, effects),
-            Message::Decline { epoch } => effects.events.push((self.id, Event::Declined { epoch })),
+            Message::Ask { tenure } => self.hear_ask(from, tenure, now, effects),
+            Message::Consent { tenure, taker } => self.hear_consent(tenure, taker, now, effects),
+            Message::Decline { tenure } => effects.events.push((self.id, Event::Declined { tenure })),
         }
     }
 
@@ -426,9 +426,9 @@ impl Group {
         matches!(self.role, Role::Leader(_))
     }
 
-    /// The epoch under which this node serves, if it does.
+    /// The mastership by which this node serves, if it does; its epoch fences.
     #[must_use]
-    pub fn serves(&self, now: Instant) -> Option<Epoch> {
-        self.serves_until().filter(|until| now < *until).map(|_| self.agreed.mastership.epoch)
+    pub fn serves(&self, now: Instant) -> Option<Tenure> {
+        self.serves_until().filter(|until| now < *until).map(|_| self.agreed.mastership.tenure)
     }
 }
