@@ -44,6 +44,8 @@ struct Peer {
     flight: VecDeque<(Slot, usize)>,
     flight_bytes: usize,
     sent: Instant,
+    /// Since when nothing came of what it was sent.
+    since: Instant,
     /// Of what is decided.
     told: Slot,
     /// The gap that was last heard of, so that each message behind it does not begin all again.
@@ -92,6 +94,7 @@ impl Peer {
             flight: VecDeque::new(),
             flight_bytes: 0,
             sent: Instant::default(),
+            since: Instant::default(),
             told: Slot(0),
             gap: None,
             offset: 0,
@@ -100,13 +103,16 @@ impl Peer {
         }
     }
 
-    fn begin_again(&mut self, after: Slot) {
-        (self.start, self.next) = (after, after.next());
+    fn begin_again(&mut self, after: Slot, now: Instant) {
+        (self.start, self.next, self.since) = (after, after.next(), now);
         self.flight.clear();
         self.flight_bytes = 0;
     }
 
-    fn has(&mut self, slot: Slot) {
+    fn has(&mut self, slot: Slot, now: Instant) {
+        if slot > self.matched {
+            self.since = now;
+        }
         self.matched = self.matched.max(slot);
         self.start = self.start.max(slot);
         self.next = self.next.max(slot.next());
@@ -249,6 +255,9 @@ impl Group {
                 {
                     peer.stale = self.log.position(end);
                 }
+                if peer.flight.is_empty() {
+                    peer.since = now;
+                }
                 (peer.next, peer.told, peer.sent) = (end.next(), self.decided, now);
                 peer.flight.push_back((end, size));
                 peer.flight_bytes += size;
@@ -266,14 +275,16 @@ impl Group {
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
             let is_behind = peer.next <= base;
-            let is_late = now.since(peer.sent) >= self.options.resend && (peer.matched < last || !serves || is_behind);
-            if !is_late && (peer.told >= self.decided || is_behind) {
+            let is_late = peer.matched < last && now.since(peer.since) >= self.options.resend;
+            // Who does not serve says at least that it is there.
+            let is_silent = !serves && now.since(peer.sent) >= self.options.resend;
+            if !is_late && (is_behind || peer.told >= self.decided && !is_silent) {
                 continue;
             }
             peer.sent = now;
             if is_late {
                 peer.gap = None;
-                peer.begin_again(peer.start);
+                peer.begin_again(peer.start, now);
             }
             if peer.next <= base {
                 behind.push((*node, peer.offset));
@@ -308,13 +319,13 @@ impl Group {
         effects: &mut Effects,
     ) {
         let Some(peer) = self.peer(from, ballot) else { return };
-        peer.sent = now;
+        peer.since = now;
         let Some(snapshot) = self.snapshot.as_ref().filter(|snapshot| snapshot.position.slot == slot) else { return };
         let is_whole = offset >= snapshot.application.len() as u64;
         let Some(peer) = self.peer(from, ballot) else { return };
         peer.offset = if is_whole { 0 } else { offset };
         if is_whole {
-            peer.begin_again(slot.max(peer.matched));
+            peer.begin_again(slot.max(peer.matched), now);
         } else {
             self.send_snapshot(from, ballot, offset, effects);
         }
@@ -325,23 +336,23 @@ impl Group {
         if leading.ballot == ballot { leading.peers.get_mut(&node) } else { None }
     }
 
-    pub(super) fn hear_accepted(&mut self, from: NodeId, ballot: Ballot, slot: Slot) {
+    pub(super) fn hear_accepted(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant) {
         let last = self.log.last().slot;
         if let Some(peer) = self.peer(from, ballot)
             && slot <= last
         {
-            peer.has(slot);
+            peer.has(slot, now);
         }
     }
 
-    pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot) {
+    pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant) {
         if let Some(peer) = self.peer(from, ballot)
             && slot >= peer.matched
             && slot.next() < peer.next
             && peer.gap != Some(slot)
         {
             peer.gap = Some(slot);
-            peer.begin_again(slot);
+            peer.begin_again(slot, now);
         }
     }
 

@@ -204,8 +204,8 @@ impl Group {
             Message::Accept { ballot, after, entries, decided } => {
                 self.hear_accept(from, (ballot, after, entries), decided, now, effects);
             }
-            Message::Accepted { ballot, slot } => self.hear_accepted(from, ballot, slot),
-            Message::Gap { ballot, slot } => self.hear_gap(from, ballot, slot),
+            Message::Accepted { ballot, slot } => self.hear_accepted(from, ballot, slot, now),
+            Message::Gap { ballot, slot } => self.hear_gap(from, ballot, slot, now),
             Message::Snapshot { ballot, head, offset, part } => {
                 self.hear_snapshot(from, (ballot, head), (offset, &part), now, effects);
             }
