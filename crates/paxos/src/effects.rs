@@ -30,6 +30,10 @@ pub enum Input {
         id: ProposalId,
         entry: Bytes,
     },
+    /// As [`Input::Propose`], but at whatever node is master, and nothing is told of it: it may be lost, or there twice.
+    Forward {
+        entry: Bytes,
+    },
     /// The application's state after the entry at `slot`, which it has applied. The log is trimmed up to there.
     Snapshot {
         slot: Slot,

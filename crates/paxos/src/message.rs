@@ -69,6 +69,10 @@ pub enum Message {
         slot: Slot,
         offset: u64,
     },
+    /// For the master to propose; whoever sent it learns of it from the log, if at all.
+    Forward {
+        entry: Bytes,
+    },
     /// Who is to take over asks the master.
     Ask {
         tenure: Tenure,

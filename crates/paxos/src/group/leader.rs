@@ -24,7 +24,8 @@ pub(super) struct Leading {
     proposed_last: Instant,
     /// The slot in which this node says that it is master, while that is not decided.
     pub(super) wish: Option<Slot>,
-    waiting: VecDeque<(ProposalId, Bytes)>,
+    /// With whom to tell what became of it.
+    waiting: VecDeque<(Option<ProposalId>, Bytes)>,
     waiting_bytes: usize,
     waiting_since: Instant,
     undecided: VecDeque<(Slot, Vec<ProposalId>)>,
@@ -135,29 +136,39 @@ impl Group {
     }
 
     pub(super) fn propose_data(&mut self, id: ProposalId, entry: Bytes, now: Instant, effects: &mut Effects) {
+        if let Err(why) = self.enqueue(Some(id), entry, now) {
+            effects.events.push((self.id, Event::Refused { id, why }));
+        }
+    }
+
+    pub(super) fn forward(&mut self, entry: Bytes, now: Instant, effects: &mut Effects) {
+        if let Err(Refusal::NotMaster(Some(master))) = self.enqueue(None, entry.clone(), now) {
+            self.send(master, Message::Forward { entry }, effects);
+        }
+    }
+
+    pub(super) fn enqueue(&mut self, id: Option<ProposalId>, entry: Bytes, now: Instant) -> Result<(), Refusal> {
         let serves = self.serves(now).is_some();
-        let refusal = match &mut self.role {
-            Role::Leader(leading) if serves => {
-                let is_full = leading.waiting_bytes + entry.len() > self.options.waiting_bytes;
-                if !is_full || leading.waiting.is_empty() {
-                    if leading.waiting.is_empty() {
-                        leading.waiting_since = now;
-                    }
-                    leading.waiting_bytes += entry.len();
-                    leading.waiting.push_back((id, entry));
-                    return;
-                }
-                Refusal::Overloaded
-            }
-            _ => Refusal::NotMaster(self.agreed.mastership.node.filter(|node| *node != self.me)),
-        };
-        effects.events.push((self.id, Event::Refused { id, why: refusal }));
+        let master = self.agreed.mastership.node.filter(|node| *node != self.me);
+        let Role::Leader(leading) = &mut self.role else { return Err(Refusal::NotMaster(master)) };
+        if !serves {
+            return Err(Refusal::NotMaster(master));
+        }
+        if leading.waiting.is_empty() {
+            leading.waiting_since = now;
+        } else if leading.waiting_bytes + entry.len() > self.options.waiting_bytes {
+            return Err(Refusal::Overloaded);
+        }
+        leading.waiting_bytes += entry.len();
+        leading.waiting.push_back((id, entry));
+        Ok(())
     }
 
     pub(super) fn refuse_waiting(&mut self, why: Refusal, effects: &mut Effects) {
         let Role::Leader(leading) = &mut self.role else { return };
         leading.waiting_bytes = 0;
-        effects.events.extend(leading.waiting.drain(..).map(|(id, _)| (self.id, Event::Refused { id, why })));
+        let ids = leading.waiting.drain(..).filter_map(|(id, _)| id);
+        effects.events.extend(ids.map(|id| (self.id, Event::Refused { id, why })));
     }
 
     /// Of what was proposed and is not decided, nobody can say what becomes.
@@ -214,13 +225,14 @@ impl Group {
             }
             has_returned = false;
             let mut bytes = 0;
-            let fits = |(_, entry): &&(ProposalId, Bytes)| {
+            let fits = |(_, entry): &&(Option<ProposalId>, Bytes)| {
                 let is_first = bytes == 0;
                 bytes += entry.len();
                 is_first || bytes <= batch_bytes
             };
             let count = leading.waiting.iter().take(batch_entries).take_while(fits).count();
             let (ids, batch): (Vec<_>, Vec<_>) = leading.waiting.drain(..count).unzip();
+            let ids = ids.into_iter().flatten().collect();
             leading.waiting_bytes -= batch.iter().map(Bytes::len).sum::<usize>();
             leading.undecided.push_back((self.log.last().slot.next(), ids));
             self.propose(Value::Data(batch.into()), now, effects);

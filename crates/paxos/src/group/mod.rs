@@ -180,6 +180,7 @@ impl Group {
             }
             Input::Tick => self.tick(now, effects),
             Input::Propose { id, entry } => self.propose_data(id, entry, now, effects),
+            Input::Forward { entry } => self.forward(entry, now, effects),
             Input::Snapshot { slot, application } => self.take_snapshot(slot, application, effects),
             Input::Liveness { liveness, until } => self.lease.of_node = (liveness, until),
             Input::Expired { node, liveness } => self.lease.note_expired(node, liveness),
@@ -210,6 +211,7 @@ impl Group {
                 self.hear_snapshot(from, (ballot, head), (offset, &part), now, effects);
             }
             Message::Received { ballot, slot, offset } => self.hear_received(from, ballot, slot, offset, now, effects),
+            Message::Forward { entry } => drop(self.enqueue(None, entry, now)),
             Message::Ask { tenure } => self.hear_ask(from, tenure, now, effects),
             Message::Consent { tenure, taker } => self.hear_consent(tenure, taker, now, effects),
             Message::Decline { tenure } => effects.events.push((self.id, Event::Declined { tenure })),
