@@ -22,6 +22,8 @@ pub(super) struct Leading {
     /// When each slot was proposed that is not decided.
     proposed: VecDeque<(Slot, Instant)>,
     proposed_last: Instant,
+    /// When a slot was decided last, or what is not decided was begun.
+    advanced: Instant,
     /// The slot in which this node says that it is master, while that is not decided.
     pub(super) wish: Option<Slot>,
     /// With whom to tell what became of it.
@@ -65,6 +67,7 @@ impl Leading {
             peers: BTreeMap::new(),
             proposed: VecDeque::new(),
             proposed_last: now,
+            advanced: now,
             wish: None,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -128,6 +131,9 @@ impl Group {
         let last = self.log.last().slot;
         let slot = last.next();
         let Role::Leader(leading) = &mut self.role else { return last };
+        if last == self.decided {
+            leading.advanced = now;
+        }
         leading.proposed.push_back((slot, now));
         leading.proposed_last = now;
         let entry = Entry { ballot: leading.ballot, value };
@@ -206,6 +212,7 @@ impl Group {
         let Some(upto) = upto else { return };
         self.decide(upto, now, effects);
         let Role::Leader(leading) = &mut self.role else { return };
+        leading.advanced = now;
         while let Some((slot, ids)) = leading.undecided.pop_front_if(|(slot, _)| *slot <= upto) {
             effects.events.extend(ids.into_iter().map(|id| (self.id, Event::Acknowledged { id, slot })));
         }
@@ -284,6 +291,10 @@ impl Group {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
+        if !serves && last > self.decided && now.since(leading.advanced) >= 8 * self.options.resend {
+            // Those who hear it may not be heard by it, and would follow it for ever.
+            return self.step_down(effects);
+        }
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
             let is_behind = peer.next <= base;
