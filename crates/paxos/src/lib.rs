@@ -7,6 +7,7 @@
 //! entries for a slot. As long as clocks differ in rate by no more than [`Options::drift_ppm`]: no two nodes serve at once.
 
 mod agreed;
+mod codec;
 mod effects;
 mod entry;
 mod group;
@@ -17,6 +18,7 @@ mod options;
 mod simulation;
 
 pub use agreed::{Agreed, Mastership, Shortened};
+pub use codec::DecodeError;
 pub use effects::{Effects, Event, Input, ProposalId, Record, Refusal, Token};
 pub use entry::{BeMaster, Claim, Entry, Position, Shorten, Value};
 pub use group::Group;

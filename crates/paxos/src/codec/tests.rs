@@ -1,0 +1,315 @@
+use std::fmt::{Debug, Write as _};
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn bytes_of_version_1_never_change() {
+    check_golden(include_str!("../../testdata/golden/records-v1.txt"), &records());
+    check_golden(include_str!("../../testdata/golden/messages-v1.txt"), &messages());
+}
+
+#[test]
+fn what_cannot_be_read_says_why() {
+    let read = |bytes: &'static [u8]| Record::decode(Bytes::from_static(bytes)).expect_err("it is no record");
+    assert_eq!(read(&[]), DecodeError::Short);
+    assert_eq!(read(&[2, 7, 3, 5]), DecodeError::Version(2));
+    assert_eq!(read(&[1, 7, 9, 5]), DecodeError::Kind(9));
+    assert_eq!(read(&[1, 7, 3, 5, 0]), DecodeError::Excess(1));
+    // A group id of 2^32, and a slot of 2^64.
+    assert_eq!(read(&[1, 0x80, 0x80, 0x80, 0x80, 0x10, 3, 5]), DecodeError::TooLarge);
+    assert_eq!(read(&[1, 7, 3, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 2]), DecodeError::TooLarge);
+    assert_eq!(read(&[1, 7, 2, 4, 0xff, 0xff, 0xff, 0xff, 0x0f]), DecodeError::Short);
+    // A slot of members 2 and 1.
+    assert_eq!(read(&[1, 7, 2, 4, 1, 9, 1, 5, 2, 2, 1]), DecodeError::Order);
+}
+
+#[test]
+fn entries_share_the_bytes_that_they_were_read_from() {
+    let large = Bytes::from(vec![7; 1_024]);
+    let entry = Entry { ballot: ballot(3, 1), value: Value::Data(vec![large.clone(), large].into()) };
+    let mut bytes = Vec::new();
+    Record::Entries { after: Slot(4), entries: vec![entry] }.encode(GroupId(7), &mut bytes);
+    let bytes = Bytes::from(bytes);
+
+    let (_, record) = Record::decode(bytes.clone()).expect("it was just encoded");
+    let Record::Entries { entries, .. } = record else { panic!("it has entries") };
+    let Value::Data(batch) = &entries[0].value else { panic!("it has data") };
+    for entry in batch.iter() {
+        assert!(bytes.as_ptr_range().contains(&entry.as_ptr()), "an entry was copied");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_record_is_read_as_it_was_written(group in any_group(), record in any_record()) {
+        let mut bytes = Vec::new();
+        record.encode(group, &mut bytes);
+        check_truncations(&bytes, Record::decode);
+        prop_assert_eq!(Record::decode(bytes.into()), Ok((group, record)));
+    }
+
+    #[test]
+    fn a_message_is_read_as_it_was_written(group in any_group(), message in any_message()) {
+        let mut bytes = Vec::new();
+        message.encode(group, &mut bytes);
+        check_truncations(&bytes, Message::decode);
+        prop_assert_eq!(Message::decode(bytes.into()), Ok((group, message)));
+    }
+
+    /// What happens to be readable is written and read as the same.
+    #[test]
+    fn any_bytes_are_a_value_or_an_error(kind in 0..15_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
+        rest.splice(0..0, [VERSION, 7, kind]);
+        let bytes = Bytes::from(rest);
+        let mut again = Vec::new();
+        if let Ok((group, record)) = Record::decode(bytes.clone()) {
+            record.encode(group, &mut again);
+            prop_assert_eq!(Record::decode(std::mem::take(&mut again).into()), Ok((group, record)));
+        }
+        if let Ok((group, message)) = Message::decode(bytes) {
+            message.encode(group, &mut again);
+            prop_assert_eq!(Message::decode(again.into()), Ok((group, message)));
+        }
+    }
+
+    #[test]
+    fn damage_gives_a_value_or_an_error(
+        (record, message) in (any_record(), any_message()),
+        at in any::<prop::sample::Index>(),
+        byte in any::<u8>(),
+    ) {
+        let (mut records, mut messages) = (Vec::new(), Vec::new());
+        record.encode(GroupId(7), &mut records);
+        message.encode(GroupId(7), &mut messages);
+        for bytes in [&mut records, &mut messages] {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        drop(Record::decode(records.into()));
+        drop(Message::decode(messages.into()));
+    }
+}
+
+/// Each line is a name and the bytes. Whoever adds a kind appends a line; no line ever changes.
+fn check_golden<T: Coded + Debug + PartialEq>(golden: &str, examples: &[(&str, T)]) {
+    let mut lines = String::new();
+    for (name, example) in examples {
+        let mut bytes = Vec::new();
+        encode(example, GroupId(300), &mut bytes);
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(lines, "{name} {hex}").expect("a string can grow");
+        let (group, decoded) = decode::<T>(bytes.into()).expect("it was just encoded");
+        assert_eq!((group, &decoded), (GroupId(300), example));
+    }
+    assert_eq!(lines, golden, "bytes that are on disks and wires have changed");
+}
+
+fn check_truncations<T: Debug + PartialEq>(bytes: &[u8], decode: impl Fn(Bytes) -> Result<(GroupId, T), DecodeError>) {
+    for len in 0..bytes.len() {
+        assert_eq!(decode(Bytes::copy_from_slice(&bytes[..len])), Err(DecodeError::Short), "cut to {len} bytes");
+    }
+}
+
+fn ballot(round: u64, node: u32) -> Ballot {
+    Ballot { round, node: NodeId(node) }
+}
+
+fn tenure() -> Tenure {
+    Tenure { epoch: Epoch(6), ballot: ballot(9, 2) }
+}
+
+fn agreed() -> Agreed {
+    let shortened = Some(Shortened { to: NodeId(3), remaining: Duration::from_millis(500) });
+    let (node, lease_slot) = (Some(NodeId(2)), Slot(40));
+    let mastership = Mastership { tenure: tenure(), node, liveness: 11, lease_slot, shortened };
+    Agreed { mastership, members: vec![NodeId(1), NodeId(2), NodeId(3)].into() }
+}
+
+fn entries() -> Vec<Entry> {
+    let tenure = tenure();
+    let wish = |claim| Value::BeMaster(BeMaster { node: NodeId(2), liveness: 11, claim });
+    let batch = vec![Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
+    let values = [
+        Value::Noop,
+        Value::Data(batch.into()),
+        wish(Claim::Waited { tenure, lease_slot: Slot(40) }),
+        wish(Claim::Own { tenure }),
+        wish(Claim::Consent { tenure }),
+        Value::Shorten(Shorten { tenure, to: NodeId(3), remaining: Duration::from_millis(500) }),
+        Value::Members(vec![NodeId(1), NodeId(4)].into()),
+    ];
+    values.into_iter().map(|value| Entry { ballot: ballot(10, 2), value }).collect()
+}
+
+fn records() -> [(&'static str, Record); 5] {
+    let (position, application) = (Position { ballot: ballot(9, 2), slot: Slot(41) }, Bytes::from_static(b"state"));
+    let nobodys = Agreed::new(&[NodeId(1)]);
+    [
+        ("promise", Record::Promise(ballot(u64::MAX, u32::MAX))),
+        ("entries", Record::Entries { after: Slot(41), entries: entries() }),
+        ("decided", Record::Decided(Slot(128))),
+        ("snapshot", Record::Snapshot(Snapshot { position, agreed: agreed(), application: application.clone() })),
+        ("snapshot-nobodys", Record::Snapshot(Snapshot { position, agreed: nobodys, application })),
+    ]
+}
+
+fn messages() -> [(&'static str, Message); 16] {
+    let (ballot, promised, tenure) = (ballot(10, 2), ballot(12, 3), tenure());
+    let (after, slot, offset) = (Position { ballot: promised, slot: Slot(41) }, Slot(42), 1 << 20);
+    let (expired, consent) = (Over::Expired { node: NodeId(2), liveness: 11 }, Over::Consent { tenure });
+    let (head, part) = (SnapshotHead { position: after, agreed: agreed(), len: 5 }, Bytes::from_static(b"ate"));
+    let idle = Duration::from_micros(5_001_002);
+    [
+        ("prepare", Message::Prepare { ballot, trial: false, over: Over::Waited }),
+        ("prepare-expired", Message::Prepare { ballot, trial: true, over: expired }),
+        ("prepare-consent", Message::Prepare { ballot, trial: true, over: consent }),
+        ("promise", Message::Promise { ballot, trial: true, last: after, idle }),
+        ("refuse", Message::Refuse { ballot, promised }),
+        ("pull", Message::Pull { ballot, after, offset }),
+        ("pulled", Message::Pulled { ballot, after, entries: entries() }),
+        ("accept", Message::Accept { ballot, after, entries: entries(), decided: slot }),
+        ("accepted", Message::Accepted { ballot, slot }),
+        ("gap", Message::Gap { ballot, slot }),
+        ("snapshot", Message::Snapshot { ballot, head, offset: 2, part }),
+        ("received", Message::Received { ballot, slot, offset }),
+        ("ask", Message::Ask { tenure }),
+        ("consent", Message::Consent { tenure, taker: NodeId(3) }),
+        ("decline", Message::Decline { tenure }),
+        ("forward", Message::Forward { entry: Bytes::from_static(b"one") }),
+    ]
+}
+
+/// Small ones as often as large ones, as they have fewer bytes.
+fn any_number() -> impl Strategy<Value = u64> + Clone {
+    prop_oneof![0..200_u64, any::<u64>()]
+}
+
+fn any_group() -> impl Strategy<Value = GroupId> {
+    any::<u32>().prop_map(GroupId)
+}
+
+fn any_node() -> impl Strategy<Value = NodeId> + Clone {
+    prop_oneof![0..5_u32, any::<u32>()].prop_map(NodeId)
+}
+
+fn any_slot() -> impl Strategy<Value = Slot> + Clone {
+    any_number().prop_map(Slot)
+}
+
+fn any_ballot() -> impl Strategy<Value = Ballot> + Clone {
+    (any_number(), any_node()).prop_map(|(round, node)| Ballot { round, node })
+}
+
+fn any_tenure() -> impl Strategy<Value = Tenure> + Clone {
+    (any_number(), any_ballot()).prop_map(|(epoch, ballot)| Tenure { epoch: Epoch(epoch), ballot })
+}
+
+fn any_position() -> impl Strategy<Value = Position> {
+    (any_ballot(), any_slot()).prop_map(|(ballot, slot)| Position { ballot, slot })
+}
+
+fn any_duration() -> impl Strategy<Value = Duration> + Clone {
+    any_number().prop_map(Duration::from_nanos)
+}
+
+fn any_bytes() -> impl Strategy<Value = Bytes> {
+    vec(any::<u8>(), 0..40).prop_map(Bytes::from)
+}
+
+fn any_members() -> impl Strategy<Value = Arc<[NodeId]>> {
+    prop::collection::btree_set(any_node(), 0..6).prop_map(|members| members.into_iter().collect())
+}
+
+fn any_entries() -> impl Strategy<Value = Vec<Entry>> {
+    let claim = prop_oneof![
+        (any_tenure(), any_slot()).prop_map(|(tenure, lease_slot)| Claim::Waited { tenure, lease_slot }),
+        any_tenure().prop_map(|tenure| Claim::Own { tenure }),
+        any_tenure().prop_map(|tenure| Claim::Consent { tenure }),
+    ];
+    let value = prop_oneof![
+        Just(Value::Noop),
+        vec(any_bytes(), 0..4).prop_map(|batch| Value::Data(batch.into())),
+        (any_node(), any_number(), claim).prop_map(|(node, liveness, claim)| Value::BeMaster(BeMaster {
+            node,
+            liveness,
+            claim
+        })),
+        (any_tenure(), any_node(), any_duration()).prop_map(|(tenure, to, remaining)| Value::Shorten(Shorten {
+            tenure,
+            to,
+            remaining
+        })),
+        any_members().prop_map(Value::Members),
+    ];
+    vec((any_ballot(), value).prop_map(|(ballot, value)| Entry { ballot, value }), 0..4)
+}
+
+fn any_agreed() -> impl Strategy<Value = Agreed> {
+    let shortened = (any_node(), any_duration()).prop_map(|(to, remaining)| Shortened { to, remaining });
+    let (node, shortened) = (prop::option::of(any_node()), prop::option::of(shortened));
+    (any_tenure(), node, any_number(), any_slot(), shortened, any_members()).prop_map(
+        |(tenure, node, liveness, lease_slot, shortened, members)| {
+            let mastership = Mastership { tenure, node, liveness, lease_slot, shortened };
+            Agreed { mastership, members }
+        },
+    )
+}
+
+fn any_record() -> impl Strategy<Value = Record> {
+    prop_oneof![
+        any_ballot().prop_map(Record::Promise),
+        (any_slot(), any_entries()).prop_map(|(after, entries)| Record::Entries { after, entries }),
+        any_slot().prop_map(Record::Decided),
+        (any_position(), any_agreed(), any_bytes()).prop_map(|(position, agreed, application)| {
+            Record::Snapshot(Snapshot { position, agreed, application })
+        }),
+    ]
+}
+
+fn any_message() -> impl Strategy<Value = Message> {
+    let over = prop_oneof![
+        Just(Over::Waited),
+        (any_node(), any_number()).prop_map(|(node, liveness)| Over::Expired { node, liveness }),
+        any_tenure().prop_map(|tenure| Over::Consent { tenure }),
+    ];
+    let head = (any_position(), any_agreed(), any_number());
+    let head = head.prop_map(|(position, agreed, len)| SnapshotHead { position, agreed, len });
+    prop_oneof![
+        (any_ballot(), any::<bool>(), over).prop_map(|(ballot, trial, over)| Message::Prepare { ballot, trial, over }),
+        (any_ballot(), any::<bool>(), any_position(), any_duration())
+            .prop_map(|(ballot, trial, last, idle)| Message::Promise { ballot, trial, last, idle }),
+        (any_ballot(), any_ballot()).prop_map(|(ballot, promised)| Message::Refuse { ballot, promised }),
+        (any_ballot(), any_position(), any_number()).prop_map(|(ballot, after, offset)| Message::Pull {
+            ballot,
+            after,
+            offset
+        }),
+        (any_ballot(), any_position(), any_entries()).prop_map(|(ballot, after, entries)| Message::Pulled {
+            ballot,
+            after,
+            entries
+        }),
+        (any_ballot(), any_position(), any_entries(), any_slot())
+            .prop_map(|(ballot, after, entries, decided)| Message::Accept { ballot, after, entries, decided }),
+        (any_ballot(), any_slot()).prop_map(|(ballot, slot)| Message::Accepted { ballot, slot }),
+        (any_ballot(), any_slot()).prop_map(|(ballot, slot)| Message::Gap { ballot, slot }),
+        (any_ballot(), head, any_number(), any_bytes()).prop_map(|(ballot, head, offset, part)| Message::Snapshot {
+            ballot,
+            head,
+            offset,
+            part
+        }),
+        (any_ballot(), any_slot(), any_number()).prop_map(|(ballot, slot, offset)| Message::Received {
+            ballot,
+            slot,
+            offset
+        }),
+        any_tenure().prop_map(|tenure| Message::Ask { tenure }),
+        (any_tenure(), any_node()).prop_map(|(tenure, taker)| Message::Consent { tenure, taker }),
+        any_tenure().prop_map(|tenure| Message::Decline { tenure }),
+        any_bytes().prop_map(|entry| Message::Forward { entry }),
+    ]
+}
