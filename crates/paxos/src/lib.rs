@@ -14,6 +14,7 @@ mod group;
 mod ids;
 mod log;
 mod message;
+mod node;
 mod options;
 mod simulation;
 
@@ -24,6 +25,7 @@ pub use entry::{BeMaster, Claim, Entry, Position, Shorten, Value};
 pub use group::Group;
 pub use ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
 pub use message::{Message, Over, Snapshot, SnapshotHead};
+pub use node::{Node, NodeInput};
 pub use options::Options;
 pub use simulation::Deviation;
 #[cfg(feature = "mutants")]

@@ -270,7 +270,9 @@ impl Group {
 
     fn lead(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &self.role else { return };
-        let (ballot, claim) = (candidacy.ballot, candidacy.claim);
+        // Of a log that grew since, the claim from before is void. By what came with it, it may be known to be over, too.
+        let claim = self.may_take(now).map_or(candidacy.claim, |(claim, _)| claim);
+        let ballot = candidacy.ballot;
         if !self.tip.has(self.me) {
             return self.follow(None);
         }

@@ -51,6 +51,8 @@ struct Peer {
     since: Instant,
     /// Of what is decided.
     told: Slot,
+    /// Nothing came of what it was sent: it is asked how far it is, and sent no more until it says so.
+    is_asked: bool,
     /// The gap that was last heard of, so that each message behind it does not begin all again.
     gap: Option<Slot>,
     /// How much it has of a snapshot.
@@ -100,6 +102,7 @@ impl Peer {
             sent: Instant::default(),
             since: Instant::default(),
             told: Slot(0),
+            is_asked: false,
             gap: None,
             offset: 0,
             #[cfg(feature = "mutants")]
@@ -260,7 +263,7 @@ impl Group {
             // What it has is not known; it says so if this goes too far.
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
-        for (node, peer) in &mut leading.peers {
+        for (node, peer) in leading.peers.iter_mut().filter(|(_, peer)| !peer.is_asked) {
             while peer.next <= last && peer.flight_bytes < self.options.window_bytes && peer.next > self.log.base().slot
             {
                 let entries = self.log.after(peer.next.before(), self.options.window_slots, self.options.chunk_bytes);
@@ -306,7 +309,7 @@ impl Group {
             }
             peer.sent = now;
             if is_late {
-                peer.gap = None;
+                (peer.gap, peer.is_asked) = (None, true);
                 peer.begin_again(peer.start, now);
             }
             if peer.next <= base {
@@ -342,7 +345,7 @@ impl Group {
         effects: &mut Effects,
     ) {
         let Some(peer) = self.peer(from, ballot) else { return };
-        peer.since = now;
+        (peer.since, peer.is_asked) = (now, false);
         let Some(snapshot) = self.snapshot.as_ref().filter(|snapshot| snapshot.position.slot == slot) else { return };
         let is_whole = offset >= snapshot.application.len() as u64;
         let Some(peer) = self.peer(from, ballot) else { return };
@@ -364,16 +367,15 @@ impl Group {
         if let Some(peer) = self.peer(from, ballot)
             && slot <= last
         {
+            peer.is_asked = false;
             peer.has(slot, now);
         }
     }
 
     pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant) {
-        if let Some(peer) = self.peer(from, ballot)
-            && slot >= peer.matched
-            && slot.next() < peer.next
-            && peer.gap != Some(slot)
-        {
+        let Some(peer) = self.peer(from, ballot) else { return };
+        peer.is_asked = false;
+        if slot >= peer.matched && slot.next() < peer.next && peer.gap != Some(slot) {
             peer.gap = Some(slot);
             peer.begin_again(slot, now);
         }

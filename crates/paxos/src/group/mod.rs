@@ -237,8 +237,8 @@ impl Group {
             let entry = self.log.get(slot).expect("what is decided is in the log").clone();
             let renews = self.agreed.apply(slot, &entry, self.options.deviation);
             self.decided = slot;
+            effects.events.push((self.id, Event::Decided { slot, entry: entry.clone() }));
             self.lease_by_decision(slot, &entry, renews, now, effects);
-            effects.events.push((self.id, Event::Decided { slot, entry }));
         }
     }
 
@@ -421,6 +421,12 @@ impl Group {
     #[must_use]
     pub fn agreed(&self) -> &Agreed {
         &self.agreed
+    }
+
+    /// As of the log's end, decided or not.
+    #[must_use]
+    pub fn tip(&self) -> &Agreed {
+        &self.tip
     }
 
     #[must_use]
