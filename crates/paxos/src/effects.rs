@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::agreed::Mastership;
 use crate::entry::{Entry, Position};
 use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Tenure};
 use crate::message::{Message, Snapshot};
@@ -49,11 +50,13 @@ pub enum Input {
         node: NodeId,
         liveness: u64,
     },
-    /// To the master: make `to` a member, once it has caught up.
+    /// To the master: make it a member, once it has caught up. One at a time waits for that, the last that was asked for;
+    /// who drives asks again as long as the members are not as they are to be.
     Admit {
         node: NodeId,
     },
-    /// To the master: let this member go.
+    /// To the master: let this member go, which is not the master itself: it has to be moved first. As with
+    /// [`Input::Admit`], to be repeated.
     Dismiss {
         node: NodeId,
     },
@@ -113,6 +116,8 @@ pub enum Event {
     Unknown {
         id: ProposalId,
     },
+    /// The slot decided last has made somebody master, or master anew.
+    MasterChanged(Mastership),
     /// This node serves from here on, until [`crate::Group::serves_until`].
     Serves {
         tenure: Tenure,

@@ -46,6 +46,8 @@ mod trace;
 
 #[cfg(feature = "scenarios")]
 pub mod cluster;
+#[cfg(feature = "groups")]
+pub mod groups;
 #[cfg(feature = "scenarios")]
 pub mod spine;
 #[cfg(feature = "scenarios")]

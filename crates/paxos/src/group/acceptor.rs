@@ -82,6 +82,9 @@ impl Group {
         let Role::Follower(following) = &mut self.role else { return };
         following.matched = following.matched.max(end);
         let known = if self.options.deviation.is(Mutant::DecidesUnmatched) { last } else { following.matched };
+        if self.decided < decided.min(known) {
+            self.ambition.attempts = 0;
+        }
         self.decide(decided.min(known), now, effects);
         self.tell_accepted(!is_fresh, effects);
     }
@@ -94,7 +97,8 @@ impl Group {
             return;
         }
         let slot = if early { *matched } else { self.synced.min(*matched) };
-        if slot > *told || again {
+        // Who has more than is synced says so once it is synced; who lost a message has not.
+        if slot > *told || again && slot == *matched {
             *told = slot.max(*told);
             let (to, ballot) = (ballot.node, *ballot);
             self.send(to, Message::Accepted { ballot, slot }, effects);

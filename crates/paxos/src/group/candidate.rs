@@ -47,8 +47,8 @@ struct Pulling {
 pub(super) struct Ambition {
     /// Since when nothing spoke against it.
     since: Option<Instant>,
-    /// How often it came to nothing.
-    attempts: u32,
+    /// How often it came to nothing, since something was decided last.
+    pub(super) attempts: u32,
     /// The greatest round that it heard of.
     round: u64,
 }
@@ -58,7 +58,14 @@ impl Group {
     pub(super) fn consider(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         let is_led = following.leader.is_some() && now.since(following.heard) < 3 * self.options.resend;
-        let taking = self.may_take(now).filter(|_| self.tip.has(self.me) && !is_led);
+        // It is an acceptor, too.
+        let is_allowed = |over: Over| self.tip.has(self.me) && self.may_promise(self.me, over, now);
+        let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
+        if let Some(taking) = taking.filter(|_| self.is_next(now)) {
+            // Nobody else may, and who leads waits for it.
+            return self.campaign(taking, false, now, effects);
+        }
+        let taking = taking.filter(|_| !is_led);
         let Some(taking) = taking else {
             self.ambition.since = None;
             return;
@@ -72,7 +79,7 @@ impl Group {
     /// Different for each node and attempt, and longer with each attempt.
     fn stagger(&self) -> Duration {
         let attempts = self.ambition.attempts;
-        if attempts == 0 && self.tip.mastership.node == Some(self.me) {
+        if attempts == 0 && self.agreed.mastership.node == Some(self.me) {
             return Duration::ZERO;
         }
         let mixed = scatter(u64::from(self.me.0) << 40 ^ u64::from(self.id.0) << 16 ^ u64::from(attempts));
@@ -113,8 +120,10 @@ impl Group {
     }
 
     pub(super) fn ask_again(&mut self, now: Instant, effects: &mut Effects) {
+        // What did not suffice is given longer the next time.
+        let patience = 4 * self.options.resend * (1 << self.ambition.attempts.min(6));
         let Role::Candidate(candidacy) = &mut self.role else { return };
-        if now.since(candidacy.since) > 8 * self.options.resend {
+        if now.since(candidacy.since) > patience {
             return self.follow(None);
         }
         if now.since(candidacy.asked) < self.options.resend {
@@ -127,8 +136,16 @@ impl Group {
         }
     }
 
-    pub(super) fn hear_refuse(&mut self, ballot: Ballot, promised: Ballot, effects: &mut Effects) {
+    pub(super) fn hear_refuse(&mut self, ballot: Ballot, promised: Ballot, now: Instant, effects: &mut Effects) {
         self.ambition.round = self.ambition.round.max(promised.round);
+        if let Role::Candidate(candidacy) = &mut self.role
+            && candidacy.ballot == ballot
+            && promised < ballot
+        {
+            // It saw the lease a little later, and is asked again a little later.
+            candidacy.asked = candidacy.asked.min(now + self.options.stagger / 2 - self.options.resend);
+            return;
+        }
         if matches!(&self.role, Role::Candidate(candidacy) if candidacy.ballot == ballot && candidacy.is_trial && promised >= ballot)
         {
             // Again, with a greater one.
@@ -158,6 +175,7 @@ impl Group {
         }
         let quiet_since = now - self.options.shrunk(idle);
         candidacy.promises.entry(from).or_insert(Promise { last, quiet_since });
+        candidacy.since = now;
         self.count_promises(now, effects);
     }
 
@@ -276,7 +294,6 @@ impl Group {
         if !self.tip.has(self.me) {
             return self.follow(None);
         }
-        self.ambition.attempts = 0;
         effects.events.push((self.id, Event::Leads { ballot, after: self.log.last() }));
         self.role = Role::Leader(super::Leading::new(ballot, self.log.last().slot.next(), now));
         self.wish(claim, now, effects);

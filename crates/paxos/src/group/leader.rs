@@ -158,7 +158,7 @@ impl Group {
 
     pub(super) fn enqueue(&mut self, id: Option<ProposalId>, entry: Bytes, now: Instant) -> Result<(), Refusal> {
         let serves = self.serves(now).is_some();
-        let master = self.agreed.mastership.node.filter(|node| *node != self.me);
+        let master = self.master_known();
         let Role::Leader(leading) = &mut self.role else { return Err(Refusal::NotMaster(master)) };
         if !serves {
             return Err(Refusal::NotMaster(master));
@@ -192,7 +192,8 @@ impl Group {
         let Role::Leader(_) = &self.role else { return };
         let before = self.decided;
         self.decide_by_quorum(now, effects);
-        if !self.agreed.has(self.me) {
+        if !self.agreed.has(self.me) && !self.tip.has(self.me) {
+            // It was dismissed, and saw to it that this is decided.
             return self.step_down(effects);
         }
         self.fill_slots(self.decided > before, now, effects);
@@ -216,6 +217,8 @@ impl Group {
         self.decide(upto, now, effects);
         let Role::Leader(leading) = &mut self.role else { return };
         leading.advanced = now;
+        self.ambition.attempts = 0;
+        let Role::Leader(leading) = &mut self.role else { return };
         while let Some((slot, ids)) = leading.undecided.pop_front_if(|(slot, _)| *slot <= upto) {
             effects.events.extend(ids.into_iter().map(|id| (self.id, Event::Acknowledged { id, slot })));
         }
@@ -248,8 +251,7 @@ impl Group {
             self.propose(Value::Data(batch.into()), now, effects);
         }
         if !serves {
-            let master = self.agreed.mastership.node.filter(|node| *node != self.me);
-            self.refuse_waiting(Refusal::NotMaster(master), effects);
+            self.refuse_waiting(Refusal::NotMaster(self.master_known()), effects);
         }
     }
 
@@ -257,9 +259,11 @@ impl Group {
         let last = self.log.last().slot;
         let Role::Leader(leading) = &mut self.role else { return };
         let joining = leading.admitting;
-        let stays = |node: &NodeId| *node != self.me && (self.tip.has(*node) || joining == Some(*node));
+        // Who is dismissed hears of it.
+        let is_member = |node: NodeId| self.tip.has(node) || self.agreed.has(node);
+        let stays = |node: &NodeId| *node != self.me && (is_member(*node) || joining == Some(*node));
         leading.peers.retain(|node, _| stays(node));
-        for node in self.tip.members.iter().copied().chain(joining).filter(stays) {
+        for node in self.tip.members.iter().copied().chain(joining).filter(&stays) {
             // What it has is not known; it says so if this goes too far.
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
@@ -372,12 +376,17 @@ impl Group {
         }
     }
 
-    pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant) {
+    pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant, effects: &mut Effects) {
+        let base = self.log.base().slot;
         let Some(peer) = self.peer(from, ballot) else { return };
         peer.is_asked = false;
         if slot >= peer.matched && slot.next() < peer.next && peer.gap != Some(slot) {
             peer.gap = Some(slot);
             peer.begin_again(slot, now);
+            if peer.next <= base {
+                let offset = peer.offset;
+                self.send_snapshot(from, ballot, offset, effects);
+            }
         }
     }
 
@@ -392,7 +401,7 @@ impl Group {
     pub(super) fn dismiss(&mut self, node: NodeId) {
         if let Role::Leader(leading) = &mut self.role
             && self.tip.has(node)
-            && self.tip.members.len() > 1
+            && node != self.me
         {
             leading.dismissing = Some(node);
         }
@@ -400,9 +409,11 @@ impl Group {
 
     /// One change at a time, and the first not before an entry of this ballot is decided: two quorums in a row always meet.
     fn change_members(&mut self, now: Instant, effects: &mut Effects) {
+        // Not before it is master: who was it before is a member, or nobody could take over from it.
+        let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
         let hasty = self.options.deviation.is(Mutant::ChangesMembersTwice);
-        if !hasty && (self.decided < leading.first || self.tip.members != self.agreed.members) {
+        if !serves || !hasty && (self.decided < leading.first || self.tip.members != self.agreed.members) {
             return;
         }
         let mut members = self.tip.members.to_vec();

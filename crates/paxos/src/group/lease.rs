@@ -152,6 +152,14 @@ impl Group {
         }
     }
 
+    /// Whom to ask instead of this node.
+    pub(super) fn master_known(&self) -> Option<NodeId> {
+        let mastership = &self.agreed.mastership;
+        let yielded = self.lease.yielded.filter(|yielded| yielded.tenure == mastership.tenure);
+        let named = yielded.map(|yielded| yielded.to).or(mastership.shortened.map(|shortened| shortened.to));
+        named.or(mastership.node).filter(|node| *node != self.me)
+    }
+
     fn is_capped(&self) -> bool {
         self.lease.cap.is_some_and(|(tenure, _)| tenure == self.agreed.mastership.tenure)
     }
@@ -266,6 +274,14 @@ impl Group {
         self.tip.mastership.shortened.is_some_and(|shortened| {
             shortened.to == node && now.since(self.lease.shortened_since) >= self.options.stretched(shortened.remaining)
         })
+    }
+
+    /// The master left it to this node, and to no other.
+    pub(super) fn is_next(&self, now: Instant) -> bool {
+        let mastership = &self.tip.mastership;
+        mastership.node != Some(self.me)
+            && self.ambition.attempts == 0
+            && (self.is_named(self.me, now) || self.lease.consent == Some(mastership.tenure))
     }
 
     /// The acceptors' line: whether no lease that this node had a part in may still run, or its master has let it go.

@@ -169,6 +169,9 @@ impl Group {
     /// If a rule is broken that all agreement rests on; to go on would be to lose what was promised.
     pub fn step(&mut self, now: Instant, input: Input, effects: &mut Effects) {
         if self.has_stopped {
+            if let Input::Propose { id, .. } = input {
+                effects.events.push((self.id, Event::Refused { id, why: Refusal::NotMaster(None) }));
+            }
             return;
         }
         match input {
@@ -199,14 +202,14 @@ impl Group {
             Message::Promise { ballot, trial, last, idle } => {
                 self.hear_promise(from, (ballot, trial), (last, idle), now, effects);
             }
-            Message::Refuse { ballot, promised } => self.hear_refuse(ballot, promised, effects),
+            Message::Refuse { ballot, promised } => self.hear_refuse(ballot, promised, now, effects),
             Message::Pull { ballot, after, offset } => self.hear_pull(from, ballot, after, offset, effects),
             Message::Pulled { ballot, after, entries } => self.hear_pulled(from, ballot, after, entries, now, effects),
             Message::Accept { ballot, after, entries, decided } => {
                 self.hear_accept(from, (ballot, after, entries), decided, now, effects);
             }
             Message::Accepted { ballot, slot } => self.hear_accepted(from, ballot, slot, now),
-            Message::Gap { ballot, slot } => self.hear_gap(from, ballot, slot, now),
+            Message::Gap { ballot, slot } => self.hear_gap(from, ballot, slot, now, effects),
             Message::Snapshot { ballot, head, offset, part } => {
                 self.hear_snapshot(from, (ballot, head), (offset, &part), now, effects);
             }
@@ -235,9 +238,13 @@ impl Group {
         while self.decided < upto {
             let slot = self.decided.next();
             let entry = self.log.get(slot).expect("what is decided is in the log").clone();
+            let before = self.agreed.mastership.tenure;
             let renews = self.agreed.apply(slot, &entry, self.options.deviation);
             self.decided = slot;
             effects.events.push((self.id, Event::Decided { slot, entry: entry.clone() }));
+            if self.agreed.mastership.tenure != before {
+                effects.events.push((self.id, Event::MasterChanged(self.agreed.mastership)));
+            }
             self.lease_by_decision(slot, &entry, renews, now, effects);
         }
     }

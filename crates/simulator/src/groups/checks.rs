@@ -1,0 +1,223 @@
+//! What must be so after every step.
+
+use std::fmt;
+
+use paxos::{Ballot, Instant, Slot};
+
+use super::program::{Incident, OnDisk};
+
+/// A promise that was broken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    pub rule: Rule,
+    pub story: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rule {
+    /// Two nodes decided different entries for a slot, or the same ones after different histories.
+    OneValuePerSlot,
+    /// What a node said to be decided is not followed by the next slot.
+    NoGap,
+    /// A node went back behind a ballot that it had told others.
+    PromisesKept,
+    /// Two nodes were master at one time.
+    OneMaster,
+    /// What was acknowledged is not durable at a quorum.
+    AcknowledgedIsDurable,
+    /// What a snapshot holds is not what the log would have made.
+    SnapshotIsTheLog,
+    /// A core of nodes was healed, and did not go on.
+    GoesOn,
+    /// The program's own assertion.
+    Assertion,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}: {}", self.rule, self.story)
+    }
+}
+
+fn broken<T>(rule: Rule, story: String) -> Result<T, Violation> {
+    Err(Violation { rule, story })
+}
+
+pub(super) struct Checks {
+    /// Of each group: what was decided in each slot, and all up to there.
+    decided: Vec<Vec<(u64, u64)>>,
+    /// Of each node and group: up to where it told.
+    told: Vec<Vec<Slot>>,
+    vowed: Vec<Vec<Ballot>>,
+    /// Of each node and group: until when it serves, by its clock, and its epoch.
+    serving: Vec<Vec<Option<(Instant, u64)>>>,
+    disks: Vec<Vec<Shadow>>,
+    acknowledged: u64,
+    incidents: u64,
+    is_clock_broken: bool,
+}
+
+/// The log on a node's disk, in short.
+#[derive(Clone, Default)]
+struct Shadow {
+    base: u64,
+    values: Vec<u64>,
+}
+
+impl Checks {
+    pub(super) fn new(nodes: usize, groups: usize, is_clock_broken: bool) -> Self {
+        Checks {
+            decided: vec![Vec::new(); groups],
+            told: vec![vec![Slot(0); groups]; nodes],
+            vowed: vec![vec![Ballot::NONE; groups]; nodes],
+            serving: vec![vec![None; groups]; nodes],
+            disks: vec![vec![Shadow::default(); groups]; nodes],
+            acknowledged: 0,
+            incidents: 0,
+            is_clock_broken,
+        }
+    }
+
+    pub(super) fn happened(&mut self, incident: Incident) {
+        self.incidents |= 1 << incident as u32;
+    }
+
+    pub(super) fn incidents(&self) -> u64 {
+        self.incidents
+    }
+
+    pub(super) fn acknowledgements(&self) -> u64 {
+        self.acknowledged
+    }
+
+    /// How many slots of the group are known to be decided.
+    pub(super) fn count(&self, group: usize) -> u64 {
+        self.decided[group].len() as u64
+    }
+
+    /// What was not synced may be on the disk all the same, and is read again with all else.
+    pub(super) fn starts(&mut self, node: usize) {
+        self.disks[node].fill(Shadow::default());
+        self.told[node].fill(Slot(0));
+    }
+
+    pub(super) fn decided(
+        &mut self,
+        node: usize,
+        group: usize,
+        slot: Slot,
+        value: u64,
+        chain: u64,
+    ) -> Result<(), Violation> {
+        let told = &mut self.told[node][group];
+        if slot != told.next() {
+            return broken(Rule::NoGap, format!("n{} decides slot {slot} after {told}", node + 1));
+        }
+        *told = slot;
+        let known = &mut self.decided[group];
+        let index = usize::try_from(slot.0 - 1).expect("logs are short");
+        match known.get(index) {
+            None => known.push((value, chain)),
+            Some(first) if *first == (value, chain) => {}
+            Some(_) => {
+                return broken(Rule::OneValuePerSlot, format!("n{} decides another entry in slot {slot}", node + 1));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn installed(&mut self, node: usize, group: usize, slot: Slot, chain: u64) -> Result<(), Violation> {
+        self.told[node][group] = slot;
+        let index = usize::try_from(slot.0).expect("logs are short").checked_sub(1);
+        match index.and_then(|index| self.decided[group].get(index)) {
+            Some((_, first)) if *first == chain => Ok(()),
+            _ => broken(Rule::SnapshotIsTheLog, format!("n{} installs another state of slot {slot}", node + 1)),
+        }
+    }
+
+    pub(super) fn vows(&mut self, node: usize, group: usize, ballot: Ballot) -> Result<(), Violation> {
+        let vowed = &mut self.vowed[node][group];
+        if ballot < *vowed {
+            return broken(Rule::PromisesKept, format!("n{} vows {ballot} after {vowed}", node + 1));
+        }
+        *vowed = ballot;
+        Ok(())
+    }
+
+    /// What a node that starts knows of its vows.
+    pub(super) fn remembers(&self, node: usize, group: usize, promised: Ballot) -> Result<(), Violation> {
+        let vowed = self.vowed[node][group];
+        if promised < vowed {
+            return broken(Rule::PromisesKept, format!("n{} starts with {promised} and had vowed {vowed}", node + 1));
+        }
+        Ok(())
+    }
+
+    pub(super) fn serves(&mut self, node: usize, group: usize, serves: Option<(Instant, u64)>) {
+        self.serving[node][group] = serves;
+    }
+
+    pub(super) fn one_serves(&self, group: usize, clock: impl Fn(usize) -> Instant) -> Result<(), Violation> {
+        let mut serving = (0..self.serving.len())
+            .filter_map(|node| self.serving[node][group].map(|(until, epoch)| (node, until, epoch)))
+            .filter(|(node, until, _)| clock(*node) < *until);
+        if let (Some(one), Some(two)) = (serving.next(), serving.next())
+            && !self.is_clock_broken
+        {
+            let name = |(node, until, epoch): (usize, Instant, u64)| {
+                format!("n{} of epoch {epoch} until {}", node + 1, until.0)
+            };
+            return broken(Rule::OneMaster, format!("{} and {} serve group {}", name(one), name(two), group + 1));
+        }
+        Ok(())
+    }
+
+    /// Who served last, as far as anybody knows.
+    pub(super) fn server(&self, group: usize) -> Option<usize> {
+        (0..self.serving.len())
+            .filter(|node| self.serving[*node][group].is_some())
+            .max_by_key(|node| self.serving[*node][group].map(|(_, epoch)| epoch))
+    }
+
+    pub(super) fn on_disk(&mut self, node: usize, group: usize, change: OnDisk) {
+        let shadow = &mut self.disks[node][group];
+        match change {
+            OnDisk::Truncate { after } => {
+                let kept = after.0.saturating_sub(shadow.base);
+                shadow.values.truncate(usize::try_from(kept).expect("logs are short"));
+            }
+            OnDisk::Push { value } => shadow.values.push(value),
+            OnDisk::Base { slot } => {
+                let gone = usize::try_from(slot.0.saturating_sub(shadow.base)).expect("logs are short");
+                // Entries that contradict a snapshot go with their successors; which they are, a next truncation says.
+                shadow.values.drain(..gone.min(shadow.values.len()));
+                shadow.base = shadow.base.max(slot.0);
+            }
+        }
+    }
+
+    pub(super) fn acknowledged(
+        &mut self,
+        group: usize,
+        slot: Slot,
+        members: &[Vec<usize>; 2],
+    ) -> Result<(), Violation> {
+        self.acknowledged += 1;
+        let index = usize::try_from(slot.0 - 1).expect("logs are short");
+        let Some((value, _)) = self.decided[group].get(index) else {
+            return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged and not decided"));
+        };
+        let has = |node: &&usize| {
+            let shadow = &self.disks[**node][group];
+            let above = slot.0.checked_sub(shadow.base + 1).and_then(|above| usize::try_from(above).ok());
+            above.is_none_or(|above| shadow.values.get(above) == Some(value))
+        };
+        if members.iter().any(|members| members.iter().filter(has).count() > members.len() / 2) {
+            return Ok(());
+        }
+        broken(
+            Rule::AcknowledgedIsDurable,
+            format!("slot {slot} is acknowledged, and not durable at a quorum of {members:?}"),
+        )
+    }
+}

@@ -1,0 +1,151 @@
+//! What a seed makes of a run: all of it is drawn before the run begins, and printed with a failure.
+
+use std::time::Duration;
+
+use paxos::{Defence, Deviation, Mutant, Options};
+
+use crate::Random;
+
+/// A kind of trouble, which can be left out to see what a failure needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    Loss,
+    Doubling,
+    Tails,
+    Partitions,
+    Crashes,
+    Pauses,
+    SlowSyncs,
+    FailedSyncs,
+    BitFlips,
+    Drift,
+    Moves,
+    Snapshots,
+    Members,
+}
+
+impl Fault {
+    pub const ALL: [Fault; 13] = [
+        Fault::Loss,
+        Fault::Doubling,
+        Fault::Tails,
+        Fault::Partitions,
+        Fault::Crashes,
+        Fault::Pauses,
+        Fault::SlowSyncs,
+        Fault::FailedSyncs,
+        Fault::BitFlips,
+        Fault::Drift,
+        Fault::Moves,
+        Fault::Snapshots,
+        Fault::Members,
+    ];
+
+    #[must_use]
+    pub fn bit(self) -> u32 {
+        1 << self as u32
+    }
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub struct Knobs {
+    pub seed: u64,
+    /// Events at least.
+    pub steps: u64,
+    pub nodes: u32,
+    pub groups: u32,
+    /// Times are in microseconds.
+    pub delay: (u64, u64),
+    pub sync: (u64, u64),
+    pub tick: u64,
+    pub proposal: u64,
+    pub trouble: u64,
+    pub loss: f64,
+    pub doubling: f64,
+    pub tail: f64,
+    /// By how much a clock's rate may differ from the true one, in millionths. The half of what the program is told.
+    pub drift_ppm: u32,
+    /// Whether clocks may go beyond that: then only the log has to be safe.
+    pub is_clock_broken: bool,
+    /// Whether in the end a core of nodes is healed, and has to go on.
+    pub heals: bool,
+    /// Bits of [`Fault`]s that are left out.
+    pub without: u32,
+    pub options: Options,
+    pub mutant: Mutation,
+}
+
+/// A deliberate bug.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mutation {
+    #[default]
+    None,
+    /// In the core.
+    Core(Mutant),
+    /// The lease is counted by a clock that jumps.
+    WallClock,
+}
+
+impl Knobs {
+    #[must_use]
+    pub fn draw(seed: u64, mutant: Mutation) -> Self {
+        let random = &mut Random::new(seed);
+        let micros = |random: &mut Random, least, most| least + random.below(most - least + 1);
+        let of = |random: &mut Random, choices: &[u64]| choices[random.index(choices.len())];
+        let lease = micros(random, 20_000, 150_000);
+        let drift_ppm = u32::try_from(of(random, &[0, 200, 10_000])).expect("it is small");
+        let count = |random: &mut Random, choices: &[u64]| usize::try_from(of(random, choices)).expect("it is small");
+        let options = Options {
+            lease: Duration::from_micros(lease),
+            drift_ppm: 2 * drift_ppm + drift_ppm / 50,
+            resend: Duration::from_micros(micros(random, 3_000, 20_000)),
+            stagger: Duration::from_micros(micros(random, 1_000, 10_000)),
+            consent: Duration::from_micros(micros(random, 5_000, 40_000)),
+            window_slots: count(random, &[1, 2, 8, 64]),
+            window_bytes: count(random, &[1, 200, 8 << 20]),
+            batch_entries: count(random, &[1, 2, 16]),
+            batch_bytes: count(random, &[1, 64, 1 << 16]),
+            linger: Duration::from_micros(of(random, &[0, 1_000, 5_000])),
+            waiting_bytes: count(random, &[32, 1 << 16]),
+            chunk_bytes: count(random, &[16, 100, 1 << 16]),
+            deviation: Deviation {
+                defence: match random.below(4) {
+                    0 => Defence::Acceptors,
+                    1 => Defence::Log,
+                    _ => Defence::Both,
+                },
+                mutant: match mutant {
+                    Mutation::Core(mutant) => Some(mutant),
+                    Mutation::None | Mutation::WallClock => None,
+                },
+            },
+        };
+        let slowest = of(random, &[500, 2_000, 8_000]);
+        Knobs {
+            seed,
+            steps: 2_000 + random.below(1_000),
+            nodes: if random.below(3) == 0 { 5 } else { 3 },
+            groups: u32::try_from(1 + random.below(2)).expect("it is small"),
+            delay: (50, slowest),
+            sync: (20, of(random, &[200, 1_000, 10_000])),
+            tick: micros(random, 1_000, 5_000),
+            proposal: of(random, &[300, 1_000, 5_000]),
+            trouble: of(random, &[3_000, 10_000, 40_000]),
+            loss: [0.0, 0.01, 0.1][random.index(3)],
+            doubling: [0.0, 0.02, 0.2][random.index(3)],
+            tail: [0.0, 0.01, 0.1][random.index(3)],
+            drift_ppm,
+            is_clock_broken: random.below(20) == 0,
+            heals: random.below(4) == 0,
+            without: 0,
+            options,
+            mutant,
+        }
+    }
+
+    #[must_use]
+    pub fn has(&self, fault: Fault) -> bool {
+        self.without & fault.bit() == 0
+    }
+}

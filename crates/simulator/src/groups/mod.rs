@@ -1,0 +1,20 @@
+//! Paxos groups in a world that follows from a seed: a network that loses, doubles, delays, reorders and parts, disks that lose
+//! what is not synced and flip bits, clocks that drift, nodes that stand still, crash and are replaced.
+//!
+//! What runs in it is a pure state machine ([`Program`]), so the world is one queue of events, and a run is as fast as the
+//! program. All that a run does is drawn from its seed ([`Knobs`]). After every step is checked what must be so ([`Rule`]).
+
+mod checks;
+mod disk;
+mod knobs;
+mod program;
+mod runner;
+mod seat;
+mod trouble;
+mod world;
+
+pub use checks::{Rule, Violation};
+pub use knobs::{Fault, Knobs, Mutation};
+pub use program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
+pub use runner::{Coverage, Outcome, run, shrink};
+pub use seat::Core;

@@ -1,0 +1,223 @@
+//! The core in the world: [`paxos::Node`], with an application whose state is a hash over all that it applied.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use paxos::{
+    Ballot, Claim, Effects, Event, GroupId, Instant, Mastership, Message, Node, NodeInput, ProposalId, Record,
+    Shortened, Slot, Token, Value,
+};
+
+use super::program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
+
+pub struct Core {
+    node: Node,
+    effects: Effects,
+    applications: BTreeMap<GroupId, Application>,
+}
+
+/// The hash after each slot from a snapshot on.
+#[derive(Default)]
+struct Application {
+    base: u64,
+    chain: Vec<u64>,
+    /// Of the last slot, if somebody asked to be master there.
+    wish: Option<Claim>,
+    mastership: Option<Mastership>,
+}
+
+impl Application {
+    fn last(&self) -> u64 {
+        self.chain.last().copied().unwrap_or_default()
+    }
+
+    fn happened(&mut self, value: &Value) -> Option<Incident> {
+        let is_void = self.wish.take().is_some();
+        match value {
+            Value::BeMaster(wish) => self.wish = Some(wish.claim),
+            Value::Shorten(shorten) => {
+                let shortened = Shortened { to: shorten.to, remaining: shorten.remaining };
+                self.mastership = self.mastership.map(|before| Mastership { shortened: Some(shortened), ..before });
+            }
+            Value::Members(_) => return Some(Incident::MembersChanged),
+            Value::Noop | Value::Data(_) => {}
+        }
+        is_void.then_some(Incident::VoidBeMaster)
+    }
+}
+
+/// Bytes of a snapshot, so that it takes several messages.
+const PADDING: usize = 120;
+
+impl Program for Core {
+    type Message = (GroupId, Message);
+
+    fn start(seat: &Seat<'_>, records: Vec<Bytes>, now: Instant, out: &mut Out<Self::Message>) -> Self {
+        let records = records.into_iter().map(|bytes| Record::decode(bytes).expect("the disk has what was written"));
+        let groups: Vec<_> = seat.groups.iter().map(|group| (*group, seat.founders.to_vec())).collect();
+        let options = Arc::new(seat.knobs.options.clone());
+        let mut effects = Effects { token: Token(out.token), ..Effects::default() };
+        let node = Node::start(seat.me, &options, &groups, records, now, &mut effects);
+        let applications = seat.groups.iter().map(|group| (*group, Application::default())).collect();
+        let mut core = Core { node, effects, applications };
+        core.collect(out);
+        core
+    }
+
+    fn step(&mut self, now: Instant, input: Input<Self::Message>, out: &mut Out<Self::Message>) {
+        let of = |group, input| NodeInput::Group { group, input };
+        let input = match input {
+            Input::Message(from, (group, message)) => NodeInput::Message { from, group, message },
+            Input::Persisted(token) => NodeInput::Persisted(Token(token)),
+            Input::StorageFailed => NodeInput::StorageFailed,
+            Input::Tick => NodeInput::Tick,
+            Input::Propose(group, id) => {
+                let entry = Bytes::copy_from_slice(&id.to_le_bytes());
+                of(group, paxos::Input::Propose { id: ProposalId(id), entry })
+            }
+            Input::Order(group, order) => match self.order(group, order) {
+                Some(input) => of(group, input),
+                None => return,
+            },
+        };
+        self.effects.token = Token(out.token);
+        self.node.step(now, input, &mut self.effects);
+        self.collect(out);
+    }
+
+    fn view(&self, group: GroupId) -> View {
+        let group = self.node.group(group).expect("the node has it");
+        View {
+            promised: group.promised(),
+            decided: group.decided(),
+            serves: group.serves_until().map(|until| (until, group.agreed().mastership.tenure.epoch.0)),
+            members: group.tip().members.clone(),
+            members_decided: group.agreed().members.clone(),
+        }
+    }
+
+    fn vow((group, message): &Self::Message) -> Option<(GroupId, Ballot)> {
+        match message {
+            Message::Promise { ballot, trial: false, .. } | Message::Accepted { ballot, .. } => Some((*group, *ballot)),
+            _ => None,
+        }
+    }
+
+    fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk)) {
+        let (group, record) = Record::decode(record.clone()).expect("the disk has what was written");
+        match record {
+            Record::Entries { after, entries } => {
+                shadow(group, OnDisk::Truncate { after });
+                entries.iter().for_each(|entry| shadow(group, OnDisk::Push { value: stands_for(entry) }));
+            }
+            Record::Snapshot(snapshot) => shadow(group, OnDisk::Base { slot: snapshot.position.slot }),
+            Record::Promise(_) | Record::Decided(_) => {}
+        }
+    }
+
+    fn describe((group, message): &Self::Message) -> String {
+        format!("{group} {message:?}")
+    }
+}
+
+impl Core {
+    fn order(&self, group: GroupId, order: Order) -> Option<paxos::Input> {
+        Some(match order {
+            Order::Take => paxos::Input::Take,
+            Order::Shorten(to, micros) => paxos::Input::Shorten { to, remaining: Duration::from_micros(micros) },
+            Order::Admit(node) => paxos::Input::Admit { node },
+            Order::Dismiss(node) => paxos::Input::Dismiss { node },
+            Order::Snapshot(back) => {
+                let application = &self.applications[&group];
+                let index = (application.chain.len() as u64).checked_sub(1 + back)?;
+                let slot = Slot(application.base + index + 1);
+                let chain = application.chain[usize::try_from(index).ok()?];
+                let mut bytes = vec![0; 16 + PADDING];
+                bytes[..8].copy_from_slice(&slot.0.to_le_bytes());
+                bytes[8..16].copy_from_slice(&chain.to_le_bytes());
+                paxos::Input::Snapshot { slot, application: bytes.into() }
+            }
+        })
+    }
+
+    fn collect(&mut self, out: &mut Out<(GroupId, Message)>) {
+        for (group, record) in self.effects.records.drain(..) {
+            let mut bytes = Vec::new();
+            record.encode(group, &mut bytes);
+            out.records.push(bytes);
+        }
+        out.sends.extend(self.effects.sends.drain(..).map(|(to, group, message)| (to, (group, message))));
+        for (group, event) in std::mem::take(&mut self.effects.events) {
+            self.tell(group, event, out);
+        }
+    }
+
+    fn tell(&mut self, group: GroupId, event: Event, out: &mut Out<(GroupId, Message)>) {
+        let application = self.applications.get_mut(&group).expect("the node has it");
+        let told = match event {
+            Event::Decided { slot, entry } => {
+                let value = stands_for(&entry);
+                let chain = mix(application.last() ^ value);
+                application.chain.push(chain);
+                out.told.extend(application.happened(&entry.value).map(Told::Happened));
+                Told::Decided { group, slot, value, chain }
+            }
+            Event::Installed(snapshot) => {
+                let word = |at: usize| {
+                    u64::from_le_bytes(snapshot.application[at..at + 8].try_into().expect("it has 8 bytes"))
+                };
+                application.base = word(0) - 1;
+                application.chain = vec![word(8)];
+                application.mastership = Some(snapshot.agreed.mastership);
+                out.told.push(Told::Happened(Incident::SnapshotInstalled));
+                Told::Installed { group, slot: snapshot.position.slot, chain: word(8) }
+            }
+            Event::Acknowledged { id, slot } => Told::Acknowledged { group, slot, id: id.0 },
+            Event::Refused { id, .. } => Told::Refused { id: id.0 },
+            Event::Unknown { id } => Told::Unknown { id: id.0 },
+            Event::Declined { .. } => Told::Happened(Incident::ConsentRefused),
+            Event::MasterChanged(mastership) => {
+                let before = application.mastership.replace(mastership);
+                let was_shortened = before.is_some_and(|before| before.shortened.is_some());
+                Told::Happened(match application.wish.take() {
+                    Some(Claim::Waited { .. }) if was_shortened => Incident::MovedByShortening,
+                    Some(Claim::Waited { .. }) | None => Incident::LeaseExpired,
+                    Some(Claim::Own { .. }) => Incident::OwnAgain,
+                    Some(Claim::Consent { .. }) => Incident::MovedByConsent,
+                })
+            }
+            Event::Serves { .. } | Event::Leads { .. } => return,
+        };
+        out.told.push(told);
+    }
+}
+
+/// Different for different entries, ballot included.
+fn stands_for(entry: &paxos::Entry) -> u64 {
+    let mut hash = mix(entry.ballot.round << 16 ^ u64::from(entry.ballot.node.0));
+    match &entry.value {
+        Value::Noop => hash ^= 1,
+        Value::Data(batch) => {
+            for bytes in batch.iter() {
+                hash = bytes.chunks(8).fold(hash ^ 2, |hash, chunk| {
+                    let word = chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+                    mix(hash ^ word)
+                });
+            }
+        }
+        Value::BeMaster(wish) => hash ^= 3 ^ u64::from(wish.node.0) << 8 ^ wish.liveness << 40,
+        Value::Shorten(shorten) => hash ^= 4 ^ u64::from(shorten.to.0) << 8,
+        Value::Members(members) => hash = members.iter().fold(hash ^ 5, |hash, node| mix(hash ^ u64::from(node.0))),
+    }
+    mix(hash)
+}
+
+/// SplitMix64's last step.
+pub(super) fn mix(number: u64) -> u64 {
+    let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ mixed >> 31
+}

@@ -1,0 +1,191 @@
+//! What goes wrong, and what operators and applications ask for meanwhile.
+
+use paxos::{GroupId, NodeId};
+
+use super::checks::{Rule, Violation};
+use super::knobs::Fault;
+use super::program::{Incident, Order, Program};
+use super::world::World;
+
+impl<P: Program> World<P> {
+    pub(super) fn make_trouble(&mut self) -> Result<(), Violation> {
+        let fault = Fault::ALL[self.random.index(Fault::ALL.len())];
+        let node = self.random.index(self.nodes.len());
+        let group = self.groups[self.random.index(self.groups.len())];
+        // Drawn in any case, so that what is left out shifts nothing else.
+        let mut dice = self.random.fork();
+        if !self.knobs.has(fault) {
+            return Ok(());
+        }
+        match fault {
+            Fault::Partitions => self.cut_or_heal(&mut dice),
+            Fault::Crashes if self.is_up(node) => {
+                self.checks.happened(Incident::Crash);
+                self.restart_later(node, 500 + dice.below(60_000));
+                return self.crash(node);
+            }
+            Fault::BitFlips if self.is_up(node) && dice.below(10) == 0 && self.can_spare(node) => {
+                self.crash(node)?;
+                if self.flip(node) {
+                    self.checks.happened(Incident::BitFlip);
+                }
+                self.restart_later(node, 500 + dice.below(60_000));
+            }
+            Fault::Pauses if self.is_up(node) && !self.nodes[node].is_paused => {
+                self.checks.happened(Incident::Pause);
+                self.pause(node, 500 + dice.below(200_000));
+            }
+            Fault::Drift => {
+                self.set_rate(node);
+                self.jump_wall(node);
+            }
+            Fault::Moves => return self.move_master(node, group, &mut dice),
+            Fault::Snapshots => {
+                for _ in 0..dice.below(3) {
+                    let node = dice.index(self.nodes.len());
+                    self.order(node, group, Order::Snapshot(dice.below(4)))?;
+                }
+            }
+            Fault::Members => return self.change_members(group, &mut dice),
+            Fault::Loss | Fault::Doubling | Fault::Tails | Fault::SlowSyncs | Fault::FailedSyncs => {}
+            Fault::Crashes | Fault::BitFlips | Fault::Pauses => {}
+        }
+        Ok(())
+    }
+
+    fn cut_or_heal(&mut self, dice: &mut crate::Random) {
+        let count = self.nodes.len();
+        match dice.below(5) {
+            // All links, one of them at a time, in any order: what is cut first need not be healed first.
+            0 => {
+                let (a, b) = (dice.index(count), dice.index(count));
+                self.is_cut[a][b] = !self.is_cut[a][b];
+                self.checks.happened(Incident::OneWayPartition);
+            }
+            1 | 2 => {
+                let side: Vec<bool> = (0..count).map(|_| dice.coin()).collect();
+                let is_one_way = dice.below(4) == 0;
+                for a in 0..count {
+                    for b in 0..count {
+                        self.is_cut[a][b] = side[a] != side[b] && (side[a] || !is_one_way);
+                    }
+                }
+                self.checks.happened(if is_one_way { Incident::OneWayPartition } else { Incident::Partition });
+            }
+            _ => self.heal_links(),
+        }
+    }
+
+    pub(super) fn heal_links(&mut self) {
+        self.is_cut.iter_mut().for_each(|row| row.fill(false));
+    }
+
+    fn move_master(&mut self, node: usize, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
+        if dice.coin() {
+            return self.order(node, group, Order::Take);
+        }
+        let lease = u64::try_from(self.knobs.options.lease.as_micros()).expect("it is short");
+        let remaining = [lease, lease / 8, lease / 2][dice.index(3)];
+        let master = self.checks.server(group.0 as usize - 1).unwrap_or(node);
+        let to = self.nodes[node].id;
+        self.order(master, group, Order::Shorten(to, remaining))
+    }
+
+    /// Nodes that take part: members as far as the node knows that served last.
+    fn members(&self, group: GroupId) -> Vec<NodeId> {
+        let views = self.nodes.iter().filter_map(|member| member.program.as_ref()).map(|program| program.view(group));
+        let newest = views.max_by_key(|view| view.decided);
+        newest.map(|view| view.members.to_vec()).unwrap_or_default()
+    }
+
+    /// Whether so many members are well that this one may be lost for good.
+    fn can_spare(&self, node: usize) -> bool {
+        self.groups.iter().all(|group| {
+            let members = self.members(*group);
+            let well = members.iter().filter(|id| !self.nodes[self.index(**id)].is_doomed);
+            let is_one = members.contains(&self.nodes[node].id);
+            well.count() > members.len() / 2 + usize::from(is_one)
+        })
+    }
+
+    /// A damaged one is replaced; else one comes or goes.
+    fn change_members(&mut self, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
+        let Some(master) = self.checks.server(group.0 as usize - 1) else { return Ok(()) };
+        let members = self.members(group);
+        let is_member = |node: &usize| members.contains(&self.nodes[*node].id);
+        let damaged = (0..self.nodes.len()).find(|node| is_member(node) && self.nodes[*node].is_doomed);
+        let outside: Vec<usize> =
+            (0..self.nodes.len()).filter(|node| !is_member(node) && !self.nodes[*node].is_doomed).collect();
+        if let Some(node) = damaged {
+            self.checks.happened(Incident::Replaced);
+            self.order(master, group, Order::Dismiss(self.nodes[node].id))?;
+        } else if members.len() > 3 && dice.coin() && (0..self.nodes.len()).all(|node| self.can_spare(node)) {
+            let leaving = members[dice.index(members.len())];
+            self.order(master, group, Order::Dismiss(leaving))?;
+        }
+        if members.len() < 5 && !outside.is_empty() && dice.coin() {
+            let joining = outside[dice.index(outside.len())];
+            self.restart_later(joining, 0);
+            self.order(master, group, Order::Admit(self.nodes[joining].id))?;
+        }
+        Ok(())
+    }
+
+    /// Heals a core of nodes, and only it; each group has to have a master there soon, and decide.
+    pub(super) fn heal(&mut self) -> Result<(), Violation> {
+        self.is_peaceful = true;
+        // Who is down knows of members, too.
+        for node in 0..self.nodes.len() {
+            self.start(node)?;
+        }
+        let core = self.core();
+        for a in 0..self.nodes.len() {
+            for b in 0..self.nodes.len() {
+                if core[a] && core[b] {
+                    self.is_cut[a][b] = false;
+                } else if core[a] != core[b] {
+                    // What comes from outside may get in, and no word gets out: or both, or neither.
+                    self.is_cut[a][b] = self.random.coin();
+                }
+            }
+            if core[a] {
+                self.resume(a)?;
+            } else if self.random.coin() {
+                self.crash(a)?;
+            }
+        }
+        let lease = u64::try_from(self.knobs.options.lease.as_micros()).expect("it is short");
+        let begun = self.now;
+        let patience = 40 * lease + 10_000_000;
+        let before: Vec<u64> = (0..self.groups.len()).map(|group| self.checks.count(group)).collect();
+        while self.now < begun + patience {
+            self.run(1_000, begun + patience)?;
+            let goes_on = (0..self.groups.len()).all(|group| self.checks.count(group) >= before[group] + 5);
+            if goes_on {
+                self.checks.happened(Incident::Healed);
+                return Ok(());
+            }
+        }
+        let story = format!("{} microseconds after the healing of {core:?}", self.now - begun);
+        Err(Violation { rule: Rule::GoesOn, story })
+    }
+
+    /// All that are well, or all of them but one if the others are enough, whatever configuration holds.
+    fn core(&mut self) -> Vec<bool> {
+        let well: Vec<bool> = self.nodes.iter().map(|member| !member.is_damaged).collect();
+        let views = self.nodes.iter().filter_map(|member| member.program.as_ref());
+        let mut all: Vec<Vec<NodeId>> = Vec::new();
+        for program in views {
+            all.extend(self.groups.iter().map(|group| program.view(*group).members.to_vec()));
+        }
+        let is_enough = |core: &[bool]| {
+            all.iter()
+                .filter(|members| !members.is_empty())
+                .all(|members| members.iter().filter(|id| core[self.index(**id)]).count() > members.len() / 2)
+        };
+        let mut core = well.clone();
+        let left_out = self.random.clone().index(core.len());
+        core[left_out] = false;
+        if is_enough(&core) { core } else { well }
+    }
+}

@@ -1,0 +1,522 @@
+//! Nodes, their network, disks, clocks and clients, and one queue of what happens next.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::fmt::Write;
+
+use paxos::{GroupId, Instant, NodeId};
+
+use super::checks::{Checks, Violation};
+use super::disk::{Disk, Left};
+use super::knobs::{Fault, Knobs, Mutation};
+use super::program::{Incident, Input, Order, Out, Program, Seat, Told};
+use super::seat::mix;
+use crate::Random;
+
+/// Nodes that are not there at first, and can take the place of those that lost their disk.
+const SPARES: usize = 3;
+
+pub(super) struct World<P: Program> {
+    pub(super) knobs: Knobs,
+    pub(super) random: Random,
+    /// True microseconds.
+    pub(super) now: u64,
+    pub(super) steps: u64,
+    pub(super) nodes: Vec<Member<P>>,
+    /// Whether what this one sends reaches that one.
+    pub(super) is_cut: Vec<Vec<bool>>,
+    pub(super) groups: Vec<GroupId>,
+    pub(super) checks: Checks,
+    pub(super) is_peaceful: bool,
+    queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
+    events: Vec<Option<Event<P::Message>>>,
+    free: Vec<usize>,
+    sequence: u64,
+    proposals: u64,
+    founders: Vec<NodeId>,
+    trace: u64,
+    /// The trace as lines, if anybody wants to read it.
+    pub(super) lines: Option<Vec<String>>,
+}
+
+pub(super) struct Member<P: Program> {
+    pub(super) id: NodeId,
+    /// `None` while it is down, or was never up.
+    pub(super) program: Option<P>,
+    /// How often it was started; what was meant for an earlier life is nobody's.
+    life: u32,
+    disk: Disk,
+    clock: Clock,
+    pub(super) is_paused: bool,
+    waiting: Vec<Event<P::Message>>,
+    out: Out<P::Message>,
+    pub(super) is_damaged: bool,
+    /// It will find that it is, when it starts.
+    pub(super) is_doomed: bool,
+    has_failed: bool,
+}
+
+/// A node's monotonic clock: it goes on at a rate of its own.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    true_base: u64,
+    base: u64,
+    /// In millionths of the true rate.
+    rate_ppm: i64,
+    /// By how much the wall clock is ahead of where the monotonic one would have it.
+    wall: i64,
+}
+
+impl Clock {
+    fn read(&self, now: u64) -> u64 {
+        let passed = i128::from(now - self.true_base) * i128::from(1_000_000 + self.rate_ppm) / 1_000_000;
+        self.base + u64::try_from(passed).expect("clocks go forward")
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Event<M> {
+    Deliver { from: usize, to: usize, message: M },
+    Synced { node: usize, life: u32, fails: bool },
+    Tick { node: usize, life: u32 },
+    Client,
+    Trouble,
+    Resume { node: usize },
+    Restart { node: usize },
+}
+
+impl<P: Program> World<P> {
+    pub(super) fn new(knobs: Knobs, is_read: bool) -> Self {
+        let mut random = Random::new(mix(knobs.seed));
+        let count = knobs.nodes as usize + SPARES;
+        let ids = (1..).map(NodeId).take(count);
+        let groups = (1..=knobs.groups).map(GroupId).collect::<Vec<_>>();
+        let nodes = ids.map(|id| Member {
+            id,
+            program: None,
+            life: 0,
+            disk: Disk::default(),
+            clock: Clock { true_base: 0, base: random.below(1 << 30), rate_ppm: 0, wall: 0 },
+            is_paused: false,
+            waiting: Vec::new(),
+            out: Out::default(),
+            is_damaged: false,
+            is_doomed: false,
+            has_failed: false,
+        });
+        let nodes: Vec<_> = nodes.collect();
+        let founders: Vec<_> = (1..=knobs.nodes).map(NodeId).collect();
+        let mut world = World {
+            now: 1,
+            steps: 0,
+            is_cut: vec![vec![false; count]; count],
+            checks: Checks::new(count, groups.len(), knobs.is_clock_broken),
+            groups,
+            nodes,
+            is_peaceful: false,
+            queue: BinaryHeap::new(),
+            events: Vec::new(),
+            free: Vec::new(),
+            sequence: 0,
+            proposals: 0,
+            founders,
+            trace: 0,
+            lines: is_read.then(Vec::new),
+            random,
+            knobs,
+        };
+        for node in 0..world.knobs.nodes as usize {
+            world.set_rate(node);
+            world.schedule(node as u64 * 10, Event::Restart { node });
+        }
+        world.schedule(world.knobs.proposal, Event::Client);
+        world.schedule(world.knobs.trouble, Event::Trouble);
+        world
+    }
+
+    /// Until so many more events have been, or this true time has come.
+    pub(super) fn run(&mut self, steps: u64, until: u64) -> Result<(), Violation> {
+        let last = self.steps + steps;
+        while self.steps < last && self.now < until {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn hash(&self) -> u64 {
+        self.trace
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        let Some(Reverse((at, _, index))) = self.queue.pop() else { return Ok(()) };
+        let event = self.events[index].take().expect("an event is queued once");
+        self.free.push(index);
+        self.now = self.now.max(at);
+        self.steps += 1;
+        self.happen(event)
+    }
+
+    fn happen(&mut self, event: Event<P::Message>) -> Result<(), Violation> {
+        match event {
+            Event::Deliver { from, to, message } => {
+                if self.nodes[to].is_paused {
+                    self.nodes[to].waiting.push(Event::Deliver { from, to, message });
+                } else if !self.is_cut[from][to] {
+                    let from = self.nodes[from].id;
+                    return self.feed(to, Input::Message(from, message));
+                }
+            }
+            Event::Synced { node, life, fails } => {
+                if self.nodes[node].is_paused {
+                    self.nodes[node].waiting.push(Event::Synced { node, life, fails });
+                } else if self.nodes[node].life == life {
+                    return self.sync_is_over(node, fails);
+                }
+            }
+            Event::Tick { node, life } if self.nodes[node].life == life && self.nodes[node].program.is_some() => {
+                let jitter = self.random.below(self.knobs.tick / 4 + 1);
+                self.schedule(self.knobs.tick + jitter, Event::Tick { node, life });
+                if !self.nodes[node].is_paused {
+                    if self.nodes[node].disk.wants_marker() {
+                        self.nodes[node].disk.mark();
+                        self.sync(node);
+                    }
+                    return self.feed(node, Input::Tick);
+                }
+            }
+            Event::Tick { .. } => {}
+            Event::Client => {
+                self.schedule(self.knobs.proposal, Event::Client);
+                return self.propose();
+            }
+            Event::Trouble => {
+                let wait = self.knobs.trouble / 2 + self.random.below(self.knobs.trouble);
+                self.schedule(wait, Event::Trouble);
+                if !self.is_peaceful {
+                    return self.make_trouble();
+                }
+            }
+            Event::Resume { node } => return self.resume(node),
+            Event::Restart { node } => return self.start(node),
+        }
+        Ok(())
+    }
+
+    fn schedule(&mut self, after: u64, event: Event<P::Message>) {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.events.push(None);
+            self.events.len() - 1
+        });
+        self.events[index] = Some(event);
+        self.sequence += 1;
+        self.queue.push(Reverse((self.now + after, self.sequence, index)));
+    }
+
+    pub(super) fn restart_later(&mut self, node: usize, after: u64) {
+        self.schedule(after, Event::Restart { node });
+    }
+
+    pub(super) fn index(&self, id: NodeId) -> usize {
+        id.0 as usize - 1
+    }
+
+    /// What the node takes for the time.
+    pub(super) fn clock(&self, node: usize) -> Instant {
+        Instant(self.nodes[node].clock.read(self.now))
+    }
+
+    pub(super) fn is_up(&self, node: usize) -> bool {
+        self.nodes[node].program.is_some()
+    }
+
+    pub(super) fn start(&mut self, node: usize) -> Result<(), Violation> {
+        if self.is_up(node) || self.nodes[node].is_damaged {
+            return Ok(());
+        }
+        let now = self.clock(node);
+        let member = &mut self.nodes[node];
+        let Ok(records) = member.disk.open() else {
+            member.is_damaged = true;
+            self.note(node, || "its disk is damaged: it refuses to start".to_owned());
+            return Ok(());
+        };
+        member.life += 1;
+        let is_founder = self.founders.contains(&member.id);
+        let founders: &[NodeId] = if is_founder { &self.founders } else { &[] };
+        let seat = Seat { me: member.id, groups: &self.groups, founders, knobs: &self.knobs };
+        member.out = Out { token: member.out.token + 1, ..Out::default() };
+        self.checks.starts(node);
+        for record in &records {
+            let checks = &mut self.checks;
+            P::note(record, &mut |group, change| checks.on_disk(node, group.0 as usize - 1, change));
+        }
+        let program = P::start(&seat, records, now, &mut member.out);
+        let life = member.life;
+        for (index, group) in self.groups.iter().enumerate() {
+            self.checks.remembers(node, index, program.view(*group).promised)?;
+        }
+        member.program = Some(program);
+        self.note(node, || "starts".to_owned());
+        self.schedule(self.knobs.tick, Event::Tick { node, life });
+        self.collect(node)
+    }
+
+    pub(super) fn feed(&mut self, node: usize, input: Input<P::Message>) -> Result<(), Violation> {
+        let now = self.clock(node);
+        let wall = self.nodes[node].clock.wall;
+        if self.lines.is_some() {
+            self.note_input(node, &input);
+        }
+        let member = &mut self.nodes[node];
+        let Some(program) = &mut member.program else { return Ok(()) };
+        let told = match self.knobs.mutant {
+            Mutation::WallClock => Instant(now.0.saturating_add_signed(wall)),
+            Mutation::None | Mutation::Core(_) => now,
+        };
+        program.step(told, input, &mut member.out);
+        self.collect(node)
+    }
+
+    /// Does what the node wants done, and looks whether all is as it must be.
+    fn collect(&mut self, node: usize) -> Result<(), Violation> {
+        let member = &mut self.nodes[node];
+        let mut told = std::mem::take(&mut member.out.told);
+        let records = std::mem::take(&mut member.out.records);
+        let mut sends = std::mem::take(&mut member.out.sends);
+        self.trace = mix(self.trace ^ self.now ^ (node as u64) << 48 ^ (records.len() as u64) << 40);
+        if !records.is_empty() {
+            let token = member.out.token;
+            member.out.token += 1;
+            self.append(node, token, records);
+        }
+        for told in told.drain(..) {
+            self.hear(node, told)?;
+        }
+        for (to, message) in sends.drain(..) {
+            if let Some((group, ballot)) = P::vow(&message) {
+                let index = self.groups.iter().position(|known| *known == group).expect("it is one of ours");
+                self.checks.vows(node, index, ballot)?;
+            }
+            self.send(node, to, message);
+        }
+        (self.nodes[node].out.told, self.nodes[node].out.sends) = (told, sends);
+        self.look(node)
+    }
+
+    /// Who serves.
+    fn look(&mut self, node: usize) -> Result<(), Violation> {
+        for index in 0..self.groups.len() {
+            let group = self.groups[index];
+            let wall = if self.knobs.mutant == Mutation::WallClock { self.nodes[node].clock.wall } else { 0 };
+            let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
+            let serves = view.and_then(|view| view.serves);
+            let serves = serves.map(|(until, epoch)| (Instant(until.0.saturating_add_signed(-wall)), epoch));
+            self.checks.serves(node, index, serves);
+            let clocks = |other: usize| Instant(self.nodes[other].clock.read(self.now));
+            self.checks.one_serves(index, clocks)?;
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self, node: usize, told: Told) -> Result<(), Violation> {
+        self.note(node, || format!("{told:?}"));
+        let index = |group: GroupId| group.0 as usize - 1;
+        match told {
+            Told::Decided { group, slot, value, chain } => {
+                self.trace = mix(self.trace ^ chain);
+                self.checks.decided(node, index(group), slot, value, chain)
+            }
+            Told::Installed { group, slot, chain } => self.checks.installed(node, index(group), slot, chain),
+            Told::Acknowledged { group, slot, .. } => {
+                let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
+                let Some(view) = view else { return Ok(()) };
+                let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
+                // The next change of members may have begun in this very step.
+                let members = [indexes(&view.members), indexes(&view.members_decided)];
+                self.checks.acknowledged(index(group), slot, &members)
+            }
+            Told::Refused { .. } | Told::Unknown { .. } => Ok(()),
+            Told::Happened(incident) => {
+                self.checks.happened(incident);
+                Ok(())
+            }
+        }
+    }
+
+    fn send(&mut self, from: usize, to: NodeId, message: P::Message) {
+        let to = self.index(to);
+        let knobs = &self.knobs;
+        let (loss, doubling, tail) = match self.is_peaceful {
+            true => (0.0, 0.0, 0.0),
+            false => (
+                if knobs.has(Fault::Loss) { knobs.loss } else { 0.0 },
+                if knobs.has(Fault::Doubling) { knobs.doubling } else { 0.0 },
+                if knobs.has(Fault::Tails) { knobs.tail } else { 0.0 },
+            ),
+        };
+        if self.is_cut[from][to] || self.random.chance(loss) {
+            return self.checks.happened(Incident::Lost);
+        }
+        let copies = if self.random.chance(doubling) { 2 } else { 1 };
+        for copy in 0..copies {
+            let (least, most) = self.knobs.delay;
+            let mut delay = least + self.random.below(most - least + 1);
+            if self.random.chance(tail) {
+                delay *= 1 + self.random.below(200);
+            }
+            if copy > 0 {
+                self.checks.happened(Incident::Doubled);
+            }
+            self.schedule(delay, Event::Deliver { from, to, message: message.clone() });
+        }
+    }
+
+    fn append(&mut self, node: usize, token: u64, records: Vec<Vec<u8>>) {
+        self.nodes[node].disk.append(token, records);
+        self.sync(node);
+    }
+
+    fn sync(&mut self, node: usize) {
+        let disk = &mut self.nodes[node].disk;
+        if disk.syncing.is_some() || disk.is_synced() {
+            return;
+        }
+        disk.sync();
+        let life = self.nodes[node].life;
+        let (least, most) = self.knobs.sync;
+        let mut time = least + self.random.below(most - least + 1);
+        let (slow, failing) = if self.is_peaceful { (0.0, 0.0) } else { (0.002, 0.0003) };
+        if self.knobs.has(Fault::SlowSyncs) && self.random.chance(slow) {
+            self.checks.happened(Incident::SlowSync);
+            time += 10_000 + self.random.below(200_000);
+        }
+        let fails = self.knobs.has(Fault::FailedSyncs) && self.random.chance(failing);
+        self.schedule(time, Event::Synced { node, life, fails });
+    }
+
+    fn sync_is_over(&mut self, node: usize, fails: bool) -> Result<(), Violation> {
+        if self.nodes[node].has_failed {
+            return Ok(());
+        }
+        if fails {
+            self.checks.happened(Incident::FailedSync);
+            self.nodes[node].has_failed = true;
+            let after = 1_000 + self.random.below(50_000);
+            self.restart_later(node, after);
+            self.feed(node, Input::StorageFailed)?;
+            return self.crash(node);
+        }
+        let (token, fresh) = self.nodes[node].disk.synced();
+        for record in self.nodes[node].disk.records(fresh) {
+            let checks = &mut self.checks;
+            P::note(&record, &mut |group, change| checks.on_disk(node, group.0 as usize - 1, change));
+        }
+        self.sync(node);
+        match token {
+            Some(token) => self.feed(node, Input::Persisted(token)),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn crash(&mut self, node: usize) -> Result<(), Violation> {
+        let member = &mut self.nodes[node];
+        if member.program.take().is_none() {
+            return Ok(());
+        }
+        member.life += 1;
+        (member.is_paused, member.has_failed) = (false, false);
+        member.waiting.clear();
+        let left = member.disk.crash(&mut self.random);
+        match left {
+            Left::All => {}
+            Left::Lost => self.checks.happened(Incident::LostWrite),
+            Left::Torn => self.checks.happened(Incident::TornWrite),
+        }
+        self.note(node, || format!("crashes, and leaves of what was not synced: {left:?}"));
+        self.look(node)
+    }
+
+    pub(super) fn flip(&mut self, node: usize) -> bool {
+        let is_flipped = self.nodes[node].disk.flip(&mut self.random);
+        self.nodes[node].is_doomed |= is_flipped;
+        self.note(node, || "a bit of its disk flips".to_owned());
+        is_flipped
+    }
+
+    pub(super) fn pause(&mut self, node: usize, time: u64) {
+        self.nodes[node].is_paused = true;
+        self.note(node, || format!("stands still for {time}"));
+        self.schedule(time, Event::Resume { node });
+    }
+
+    pub(super) fn resume(&mut self, node: usize) -> Result<(), Violation> {
+        if !std::mem::take(&mut self.nodes[node].is_paused) {
+            return Ok(());
+        }
+        self.note(node, || "goes on".to_owned());
+        for event in std::mem::take(&mut self.nodes[node].waiting) {
+            self.happen(event)?;
+        }
+        Ok(())
+    }
+
+    /// A new rate, within the bound or, if clocks are broken, beyond it.
+    pub(super) fn set_rate(&mut self, node: usize) {
+        let now = self.now;
+        let bound = i64::from(self.knobs.drift_ppm) * if self.knobs.is_clock_broken { 20 } else { 1 };
+        if bound == 0 || !self.knobs.has(Fault::Drift) {
+            return;
+        }
+        let rate = self.random.below(u64::try_from(2 * bound + 1).expect("it is positive"));
+        let clock = &mut self.nodes[node].clock;
+        (clock.base, clock.true_base) = (clock.read(now), now);
+        clock.rate_ppm = i64::try_from(rate).expect("it is small") - bound;
+        self.checks.happened(Incident::ClockDrift);
+    }
+
+    pub(super) fn jump_wall(&mut self, node: usize) {
+        let jump = self.random.below(2_000_000);
+        self.nodes[node].clock.wall = i64::try_from(jump).expect("it is small") - 1_000_000;
+        self.checks.happened(Incident::ClockJump);
+    }
+
+    fn propose(&mut self) -> Result<(), Violation> {
+        self.proposals += 1;
+        let index = self.random.index(self.groups.len());
+        let group = self.groups[index];
+        let server = self.checks.server(index).filter(|_| self.random.below(8) > 0);
+        let node = server.unwrap_or_else(|| self.random.index(self.nodes.len()));
+        if self.nodes[node].is_paused {
+            return Ok(());
+        }
+        self.feed(node, Input::Propose(group, self.proposals))
+    }
+
+    pub(super) fn order(&mut self, node: usize, group: GroupId, order: Order) -> Result<(), Violation> {
+        if self.nodes[node].is_paused {
+            return Ok(());
+        }
+        self.feed(node, Input::Order(group, order))
+    }
+
+    pub(super) fn note(&mut self, node: usize, what: impl FnOnce() -> String) {
+        if let Some(lines) = &mut self.lines {
+            let mut line = format!("{:>9} {:>5} n{} ", self.now, self.steps, node + 1);
+            let _ = write!(line, "{}", what());
+            lines.push(line);
+        }
+    }
+
+    fn note_input(&mut self, node: usize, input: &Input<P::Message>) {
+        let what = match input {
+            Input::Message(from, message) => format!("< {from}: {}", P::describe(message)),
+            Input::Persisted(token) => format!("synced {token}"),
+            Input::StorageFailed => "a sync fails".to_owned(),
+            Input::Tick => return,
+            Input::Propose(group, id) => format!("propose {group} {id}"),
+            Input::Order(group, order) => format!("order {group} {order:?}"),
+        };
+        let clock = self.clock(node).0;
+        self.note(node, || format!("@{clock} {what}"));
+    }
+}
