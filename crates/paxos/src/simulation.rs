@@ -57,6 +57,30 @@ pub enum Mutant {
     IgnoresLogAhead,
 }
 
+#[cfg(feature = "mutants")]
+impl Mutant {
+    pub const ALL: [Mutant; 18] = [
+        Mutant::ForgetsPromise,
+        Mutant::VotesBeforeSync,
+        Mutant::VotesWithGap,
+        Mutant::MergesIntoStaleAccept,
+        Mutant::SkipsCompareAndSwap,
+        Mutant::ComparesMasterRecordOnly,
+        Mutant::LeaseFromDecision,
+        Mutant::RestartedServes,
+        Mutant::StealsWithoutConsent,
+        Mutant::ServesAfterConsent,
+        Mutant::ForgetsWaitAtRestart,
+        Mutant::CountsOldBallot,
+        Mutant::TruncatesBelowDecided,
+        Mutant::TrimsPastDeadMember,
+        Mutant::DecidesUnmatched,
+        Mutant::ChangesMembersTwice,
+        Mutant::ShortensFromDecision,
+        Mutant::IgnoresLogAhead,
+    ];
+}
+
 /// What of the rules does not hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deviation {

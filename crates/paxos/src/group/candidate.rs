@@ -65,7 +65,8 @@ impl Group {
             // Nobody else may, and who leads waits for it.
             return self.campaign(taking, false, now, effects);
         }
-        let taking = taking.filter(|_| !is_led);
+        // Whose log says that it is master is the only one who may, unless who leads has another log.
+        let taking = taking.filter(|_| !is_led || self.tip.mastership.node == Some(self.me));
         let Some(taking) = taking else {
             self.ambition.since = None;
             return;

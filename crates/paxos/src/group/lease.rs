@@ -291,6 +291,11 @@ impl Group {
         if master == to || !self.options.deviation.acceptors_defend() || self.is_named(to, now) {
             return true;
         }
+        let leads = matches!(&self.role, Role::Leader(leading) if leading.ballot == tip.tenure.ballot);
+        if master == self.me && !leads {
+            // That mastership is nobody's, and all before it were over when a quorum promised its ballot.
+            return true;
+        }
         let is_over = match over {
             Over::Consent { tenure } if tip.tenure.epoch < tenure.epoch || tip.tenure == tenure => return true,
             Over::Expired { node, liveness } if node == master => liveness >= tip.liveness,

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use simulator::groups::{Core, Coverage, Fault, Knobs, Mutation, Outcome, run, shrink};
+use simulator::groups::{Core, Coverage, Fault, Knobs, Mutation, Outcome, catch, run, shrink};
 
 /// Simulates paxos groups, while machines, disks, clocks and networks fail.
 #[derive(Parser)]
@@ -24,6 +24,12 @@ struct Arguments {
     /// End after so many events.
     #[arg(long)]
     steps: Option<u64>,
+    /// With this deliberate bug.
+    #[arg(long)]
+    mutant: Option<String>,
+    /// Catch all deliberate bugs.
+    #[arg(long)]
+    mutants: bool,
 }
 
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "this is what the command is for")]
@@ -35,6 +41,21 @@ fn main() -> ExitCode {
         fault.unwrap_or_else(|| panic!("there is no trouble {name}")).bit()
     });
     let without = without.sum();
+    if arguments.mutants {
+        for mutation in Mutation::all() {
+            match catch(mutation, 10_000) {
+                Some((seed, violation)) => {
+                    println!("{mutation}: {seed}: {}", violation.to_string().chars().take(150).collect::<String>())
+                }
+                None => println!("{mutation}: NOT CAUGHT"),
+            }
+        }
+        return ExitCode::SUCCESS;
+    }
+    let mutation = arguments.mutant.map_or(Mutation::None, |name| {
+        let found = Mutation::all().find(|mutation| mutation.to_string().eq_ignore_ascii_case(&name));
+        found.unwrap_or_else(|| panic!("there is no bug {name}"))
+    });
     let seeds = match arguments.seed {
         Some(seed) => seed..seed + 1,
         None => arguments.first_seed..arguments.first_seed + arguments.seeds,
@@ -42,7 +63,7 @@ fn main() -> ExitCode {
     let began = std::time::Instant::now();
     let mut coverage = Coverage::default();
     for seed in seeds {
-        let mut knobs = Knobs { without, ..Knobs::draw(seed, Mutation::None) };
+        let mut knobs = Knobs { without, ..Knobs::draw(seed, mutation) };
         knobs.steps = arguments.steps.unwrap_or(knobs.steps);
         let outcome = run::<Core>(&knobs, arguments.trace);
         for line in &outcome.lines {

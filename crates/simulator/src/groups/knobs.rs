@@ -1,5 +1,6 @@
 //! What a seed makes of a run: all of it is drawn before the run begins, and printed with a failure.
 
+use std::fmt;
 use std::time::Duration;
 
 use paxos::{Defence, Deviation, Mutant, Options};
@@ -22,10 +23,12 @@ pub enum Fault {
     Moves,
     Snapshots,
     Members,
+    /// Whoever has just come to lead or to serve crashes, or is cut off.
+    Ambushes,
 }
 
 impl Fault {
-    pub const ALL: [Fault; 13] = [
+    pub const ALL: [Fault; 14] = [
         Fault::Loss,
         Fault::Doubling,
         Fault::Tails,
@@ -39,6 +42,7 @@ impl Fault {
         Fault::Moves,
         Fault::Snapshots,
         Fault::Members,
+        Fault::Ambushes,
     ];
 
     #[must_use]
@@ -64,6 +68,7 @@ pub struct Knobs {
     pub loss: f64,
     pub doubling: f64,
     pub tail: f64,
+    pub ambush: f64,
     /// By how much a clock's rate may differ from the true one, in millionths. The half of what the program is told.
     pub drift_ppm: u32,
     /// Whether clocks may go beyond that: then only the log has to be safe.
@@ -87,13 +92,29 @@ pub enum Mutation {
     WallClock,
 }
 
+impl Mutation {
+    /// All bugs that there are.
+    pub fn all() -> impl Iterator<Item = Mutation> {
+        Mutant::ALL.into_iter().map(Mutation::Core).chain([Mutation::WallClock])
+    }
+}
+
+impl fmt::Display for Mutation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mutation::Core(mutant) => write!(f, "{mutant:?}"),
+            Mutation::None | Mutation::WallClock => write!(f, "{self:?}"),
+        }
+    }
+}
+
 impl Knobs {
     #[must_use]
     pub fn draw(seed: u64, mutant: Mutation) -> Self {
         let random = &mut Random::new(seed);
         let micros = |random: &mut Random, least, most| least + random.below(most - least + 1);
         let of = |random: &mut Random, choices: &[u64]| choices[random.index(choices.len())];
-        let lease = micros(random, 20_000, 150_000);
+        let lease = if random.coin() { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
         let drift_ppm = u32::try_from(of(random, &[0, 200, 10_000])).expect("it is small");
         let count = |random: &mut Random, choices: &[u64]| usize::try_from(of(random, choices)).expect("it is small");
         let options = Options {
@@ -135,6 +156,7 @@ impl Knobs {
             loss: [0.0, 0.01, 0.1][random.index(3)],
             doubling: [0.0, 0.02, 0.2][random.index(3)],
             tail: [0.0, 0.01, 0.1][random.index(3)],
+            ambush: [0.0, 0.2, 0.5][random.index(3)],
             drift_ppm,
             is_clock_broken: random.below(20) == 0,
             heals: random.below(4) == 0,

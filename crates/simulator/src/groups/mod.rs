@@ -18,3 +18,15 @@ pub use knobs::{Fault, Knobs, Mutation};
 pub use program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
 pub use runner::{Coverage, Outcome, run, shrink};
 pub use seat::Core;
+
+/// One run of the core.
+#[must_use]
+pub fn run_core(knobs: &Knobs, is_read: bool) -> Outcome {
+    run::<Core>(knobs, is_read)
+}
+
+/// How the bug was caught: by which seed, of so many from 0 on, and by what.
+#[must_use]
+pub fn catch(mutation: Mutation, seeds: u64) -> Option<(u64, Violation)> {
+    (0..seeds).find_map(|seed| run_core(&Knobs::draw(seed, mutation), false).result.err().map(|found| (seed, found)))
+}

@@ -107,6 +107,10 @@ pub enum Told {
     Unknown {
         id: u64,
     },
+    /// It may propose from here on, and has not yet.
+    Leads,
+    /// It is master from here on.
+    Serves,
     Happened(Incident),
 }
 

@@ -188,7 +188,8 @@ impl Core {
                     Some(Claim::Consent { .. }) => Incident::MovedByConsent,
                 })
             }
-            Event::Serves { .. } | Event::Leads { .. } => return,
+            Event::Serves { .. } => Told::Serves,
+            Event::Leads { .. } => Told::Leads,
         };
         out.told.push(told);
     }

@@ -47,7 +47,7 @@ impl<P: Program> World<P> {
                 }
             }
             Fault::Members => return self.change_members(group, &mut dice),
-            Fault::Loss | Fault::Doubling | Fault::Tails | Fault::SlowSyncs | Fault::FailedSyncs => {}
+            Fault::Loss | Fault::Doubling | Fault::Tails | Fault::SlowSyncs | Fault::FailedSyncs | Fault::Ambushes => {}
             Fault::Crashes | Fault::BitFlips | Fault::Pauses => {}
         }
         Ok(())

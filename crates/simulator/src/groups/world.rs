@@ -83,6 +83,7 @@ enum Event<M> {
     Trouble,
     Resume { node: usize },
     Restart { node: usize },
+    Crash { node: usize, life: u32 },
 }
 
 impl<P: Program> World<P> {
@@ -198,6 +199,12 @@ impl<P: Program> World<P> {
             }
             Event::Resume { node } => return self.resume(node),
             Event::Restart { node } => return self.start(node),
+            Event::Crash { node, life } if self.nodes[node].life == life && !self.is_peaceful => {
+                let after = self.random.below(20_000);
+                self.restart_later(node, after);
+                return self.crash(node);
+            }
+            Event::Crash { .. } => {}
         }
         Ok(())
     }
@@ -210,6 +217,25 @@ impl<P: Program> World<P> {
         self.events[index] = Some(event);
         self.sequence += 1;
         self.queue.push(Reverse((self.now + after, self.sequence, index)));
+    }
+
+    /// When most is under way.
+    fn ambush(&mut self, node: usize, is_new: bool) {
+        if self.is_peaceful || !self.knobs.has(Fault::Ambushes) || !self.random.chance(self.knobs.ambush) {
+            return;
+        }
+        if is_new {
+            let life = self.nodes[node].life;
+            let within = 2 * self.knobs.delay.1 + self.knobs.sync.1;
+            let after = self.random.below(within);
+            self.checks.happened(Incident::Crash);
+            self.schedule(after, Event::Crash { node, life });
+        } else {
+            self.checks.happened(Incident::Partition);
+            for other in (0..self.nodes.len()).filter(|other| *other != node) {
+                (self.is_cut[node][other], self.is_cut[other][node]) = (true, true);
+            }
+        }
     }
 
     pub(super) fn restart_later(&mut self, node: usize, after: u64) {
@@ -336,6 +362,10 @@ impl<P: Program> World<P> {
                 self.checks.acknowledged(index(group), slot, &members)
             }
             Told::Refused { .. } | Told::Unknown { .. } => Ok(()),
+            Told::Leads | Told::Serves => {
+                self.ambush(node, told == Told::Leads);
+                Ok(())
+            }
             Told::Happened(incident) => {
                 self.checks.happened(incident);
                 Ok(())
