@@ -1,0 +1,432 @@
+//! Every step that the specification allows, and what must hold after each.
+
+use stateright::{Model, Property};
+
+use crate::log::{Ballot, Claim, Entry, Log, Mastership, Slot, Tenure, Value};
+use crate::rules::{Bounds, ClaimBy, Consenter, LEASE, LeaseFrom, Rules};
+use crate::state::{Consent, Leader, NODES, Node, Promise, Role, Sent, State, index, name};
+
+pub(crate) const ONE_VALUE: &str = "one value per slot";
+pub(crate) const ONE_MASTER: &str = "one master at a time";
+pub(crate) const WAITED: &str = "a takeover by waiting";
+pub(crate) const CONSENTED: &str = "a takeover by consent";
+pub(crate) const VOID: &str = "a decided BeMaster that is void";
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cluster {
+    pub(crate) rules: Rules,
+    pub(crate) bounds: Bounds,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Tick,
+    /// A node's clock runs ahead by a tick.
+    Skew {
+        node: usize,
+    },
+    Crash {
+        node: usize,
+    },
+    Campaign {
+        node: usize,
+        ballot: Ballot,
+        claim: Claim,
+    },
+    /// A Prepare arrives, and its promise is on its way.
+    Promise {
+        node: usize,
+        to: usize,
+    },
+    /// A candidate has a quorum with this node, takes the better log of the two and proposes its BeMaster.
+    Lead {
+        node: usize,
+        with: usize,
+        claim: Claim,
+    },
+    BeMaster {
+        node: usize,
+        claim: Claim,
+    },
+    Data {
+        node: usize,
+    },
+    /// An Accept arrives, and is durable.
+    Accept {
+        node: usize,
+        ballot: Ballot,
+        upto: Slot,
+    },
+    /// A leader learns that a quorum accepted up to here.
+    Decide {
+        node: usize,
+        upto: Slot,
+    },
+    Consent {
+        node: usize,
+        taker: usize,
+    },
+}
+
+impl Model for Cluster {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::new(self.bounds.start)]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        steps.push(Step::Tick);
+        for node in 0..NODES {
+            if state.skews < self.bounds.skews {
+                steps.push(Step::Skew { node });
+            }
+            if state.crashes < self.bounds.crashes {
+                steps.push(Step::Crash { node });
+            }
+            self.campaigns(state, node, steps);
+            match &state.nodes[node].role {
+                Role::Follower => {}
+                Role::Candidate { claim, promises } => self.prepares(state, node, *claim, promises, steps),
+                Role::Leader(leader) => self.leads(state, node, leader, steps),
+            }
+            self.accepts(state, node, steps);
+        }
+    }
+
+    fn next_state(&self, last: &State, step: Step) -> Option<State> {
+        let mut state = *last;
+        match step {
+            Step::Tick => self.tick(&mut state),
+            Step::Skew { node } => {
+                state.skews += 1;
+                state.nodes[node].idle = self.bounds.wait.min(state.nodes[node].idle + 1);
+            }
+            Step::Crash { node } => self.crash(&mut state, node),
+            Step::Campaign { node, ballot, claim } => {
+                state.sent[index(ballot)] = Some(Sent { owner: name(node), log: Log::default() });
+                self.promise(&mut state.nodes[node], ballot);
+                state.nodes[node].role = Role::Candidate { claim, promises: [None; NODES] };
+            }
+            Step::Promise { node, to } => {
+                let ballot = state.nodes[to].promised;
+                self.promise(&mut state.nodes[node], ballot);
+                let promise = Promise { last: state.nodes[node].log.last(), idle: state.nodes[node].idle };
+                if let Role::Candidate { promises, .. } = &mut state.nodes[to].role {
+                    promises[node] = Some(promise);
+                }
+            }
+            Step::Lead { node, with, claim } => self.lead(&mut state, node, with, claim),
+            Step::BeMaster { node, claim } => self.propose(&mut state, node, Value::BeMaster(claim)),
+            Step::Data { node } => self.propose(&mut state, node, Value::Data),
+            Step::Accept { node, ballot, upto } => self.accept(&mut state, node, ballot, upto),
+            Step::Decide { node, upto } => self.decide(&mut state, node, upto),
+            Step::Consent { node, taker } => {
+                let tenure = self.consentable(&state, node)?;
+                if let Role::Leader(leader) = &mut state.nodes[node].role {
+                    leader.yielded = tenure;
+                }
+                state.consent = Some(Consent { tenure, taker: name(taker) });
+            }
+        }
+        state.forget();
+        Some(if self.bounds.symmetric { state.representative(self.bounds.start) } else { state })
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always(ONE_VALUE, |_, state: &State| !state.split),
+            Property::always(ONE_MASTER, |cluster: &Cluster, state| {
+                (0..NODES).filter(|&node| cluster.serves(state, node)).count() <= 1
+            }),
+            Property::sometimes(WAITED, |cluster: &Cluster, state: &State| {
+                let claim = state.decided.mastership(&cluster.rules).claim;
+                matches!(claim, Some(Claim::Waited { tenure, .. }) if tenure.epoch > 0)
+            }),
+            Property::sometimes(CONSENTED, |cluster: &Cluster, state: &State| {
+                matches!(state.decided.mastership(&cluster.rules).claim, Some(Claim::Consent(_)))
+            }),
+            Property::sometimes(VOID, |cluster: &Cluster, state: &State| {
+                state.decided.mastership(&cluster.rules).void > 0
+            }),
+        ]
+    }
+}
+
+impl Cluster {
+    fn campaigns(&self, state: &State, node: usize, steps: &mut Vec<Step>) {
+        if self.serves(state, node) {
+            return;
+        }
+        let me = &state.nodes[node];
+        for ballot in me.promised + 1..=self.bounds.ballots {
+            if state.sent[index(ballot)].is_none() {
+                for claim in self.claims(state, node, &me.log, me.idle) {
+                    if self.would_promise(me, node, claim) {
+                        steps.push(Step::Campaign { node, ballot, claim });
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a node may claim by a log whose last renewal was `idle` ticks ago.
+    fn claims(&self, state: &State, node: usize, log: &Log, idle: u8) -> Vec<Claim> {
+        let tip = log.mastership(&self.rules);
+        let nobody = tip.tenure.epoch == 0;
+        let mut claims = Vec::new();
+        if !nobody && tip.node == name(node) {
+            claims.push(Claim::Own(tip.tenure));
+        } else if nobody || !self.rules.candidates_wait || idle >= self.bounds.wait {
+            claims.push(waited(tip));
+        }
+        if let Some(consent) = state.consent
+            && consent.taker == name(node)
+            && consent.tenure.epoch >= tip.tenure.epoch
+        {
+            claims.push(Claim::Consent(consent.tenure));
+        }
+        if !self.rules.steal_needs_consent && !nobody {
+            claims.push(Claim::Consent(tip.tenure));
+        }
+        claims
+    }
+
+    /// The acceptors' line.
+    fn would_promise(&self, acceptor: &Node, candidate: usize, claim: Claim) -> bool {
+        let tip = acceptor.log.mastership(&self.rules);
+        let consented = match claim {
+            Claim::Consent(tenure) => tip.tenure.epoch < tenure.epoch || tip.tenure.is(tenure, &self.rules),
+            Claim::Waited { .. } | Claim::Own(_) => false,
+        };
+        !self.rules.acceptors_wait
+            || tip.tenure.epoch == 0
+            || tip.node == name(candidate)
+            || consented
+            || acceptor.idle >= self.bounds.wait
+    }
+
+    fn prepares(
+        &self,
+        state: &State,
+        node: usize,
+        claim: Claim,
+        promises: &[Option<Promise>; NODES],
+        steps: &mut Vec<Step>,
+    ) {
+        let me = &state.nodes[node];
+        for with in (0..NODES).filter(|&other| other != node) {
+            let acceptor = &state.nodes[with];
+            if acceptor.promised < me.promised && self.would_promise(acceptor, node, claim) {
+                steps.push(Step::Promise { node: with, to: node });
+            }
+            let Some(promise) = promises[with] else { continue };
+            // What is pulled is given only by who has promised nobody else since.
+            if promise.last > me.log.last() && acceptor.promised != me.promised {
+                continue;
+            }
+            let (log, idle) = self.pulled(state, node, with, promise);
+            if log.len() == self.bounds.slots {
+                continue;
+            }
+            let tip = log.mastership(&self.rules);
+            let claims = match self.rules.claim_by {
+                ClaimBy::Candidate => vec![claim],
+                ClaimBy::CandidateAndLeader => {
+                    let mut claims = self.claims(state, node, &log, idle);
+                    claims.retain(|&other| other != claim);
+                    claims.push(claim);
+                    claims
+                }
+                ClaimBy::Unwaited => vec![waited(tip)],
+            };
+            steps.extend(claims.into_iter().map(|claim| Step::Lead { node, with, claim }));
+        }
+    }
+
+    fn leads(&self, state: &State, node: usize, leader: &Leader, steps: &mut Vec<Step>) {
+        let me = &state.nodes[node];
+        let log = state.sent_by(node);
+        for upto in leader.decided + 1..=log.len() {
+            let own = log.get(upto).is_some_and(|entry| entry.ballot == me.promised);
+            let quorum = leader.accepted.iter().filter(|&&slot| slot >= upto).count() * 2 > NODES;
+            if quorum && (own || !self.rules.own_ballot_decides) {
+                steps.push(Step::Decide { node, upto });
+            }
+        }
+        if state.consent.is_none() && self.bounds.consents > 0 && self.consentable(state, node).is_some() {
+            steps.extend((0..NODES).filter(|&taker| taker != node).map(|taker| Step::Consent { node, taker }));
+        }
+        if log.len() == self.bounds.slots {
+            return;
+        }
+        let data = log.entries().filter(|entry| entry.value == Value::Data).count();
+        if data < self.bounds.data && self.serves(state, node) {
+            steps.push(Step::Data { node });
+        }
+        let tip = log.mastership(&self.rules);
+        if !tip.is_led_by(name(node), me.promised) || tip.tenure == leader.yielded {
+            let claims = self.claims(state, node, &log, me.idle);
+            steps.extend(claims.into_iter().map(|claim| Step::BeMaster { node, claim }));
+        }
+    }
+
+    /// The tenure that a leader may consent to end.
+    fn consentable(&self, state: &State, node: usize) -> Option<Tenure> {
+        let leader = state.leader(node)?;
+        let log = match self.rules.consenter {
+            Consenter::Decided => state.sent_by(node).prefix(leader.decided),
+            Consenter::Proposed => state.sent_by(node),
+        };
+        let mastership = log.mastership(&self.rules);
+        mastership.is_led_by(name(node), state.nodes[node].promised).then_some(mastership.tenure)
+    }
+
+    fn accepts(&self, state: &State, node: usize, steps: &mut Vec<Step>) {
+        let me = &state.nodes[node];
+        for (sent, ballot) in state.sent.iter().zip(1..) {
+            let Some(sent) = sent.filter(|_| ballot >= me.promised) else { continue };
+            let owner = usize::from(sent.owner);
+            let own = owner == node;
+            let leader = state.leader(owner).filter(|_| state.nodes[owner].promised == ballot);
+            if own && leader.is_none() {
+                continue;
+            }
+            for upto in 1..=sent.log.len() {
+                let news = ballot > me.promised || me.log.taken(&sent.log, upto) != me.log;
+                if news || leader.is_some_and(|leader| leader.accepted[node] < upto) {
+                    steps.push(Step::Accept { node, ballot, upto });
+                }
+            }
+        }
+    }
+
+    /// Whether a node believes that it is master.
+    pub(crate) fn serves(&self, state: &State, node: usize) -> bool {
+        let me = &state.nodes[node];
+        if me.haunted > 0 {
+            return true;
+        }
+        let Some(leader) = state.leader(node) else { return false };
+        let decided = state.sent_by(node).prefix(leader.decided).mastership(&self.rules);
+        let mine = decided.is_led_by(name(node), me.promised);
+        let yielded = self.rules.consent_binds && decided.tenure == leader.yielded;
+        let slots = usize::from(decided.since)..=leader.decided;
+        mine && !yielded && slots.into_iter().any(|slot| leader.lease[slot - 1] > 0)
+    }
+
+    fn tick(&self, state: &mut State) {
+        for node in &mut state.nodes {
+            node.idle = self.bounds.wait.min(node.idle + 1);
+            node.haunted = node.haunted.saturating_sub(1);
+            match &mut node.role {
+                Role::Follower => {}
+                Role::Candidate { promises, .. } => {
+                    for promise in promises.iter_mut().flatten() {
+                        promise.idle = self.bounds.wait.min(promise.idle + 1);
+                    }
+                }
+                Role::Leader(leader) => {
+                    for lease in &mut leader.lease {
+                        *lease = lease.saturating_sub(1);
+                    }
+                }
+            }
+        }
+    }
+
+    fn crash(&self, state: &mut State, node: usize) {
+        state.crashes += 1;
+        let me = &mut state.nodes[node];
+        me.role = Role::Follower;
+        me.idle = if self.rules.restart_waits { 0 } else { self.bounds.wait };
+        let tip = me.log.mastership(&self.rules);
+        if !self.rules.restart_ends_mastership && tip.tenure.epoch > 0 && tip.node == name(node) {
+            me.haunted = LEASE;
+        }
+    }
+
+    /// Whoever promises a greater ballot leads no other any more.
+    fn promise(&self, node: &mut Node, ballot: Ballot) {
+        assert!(ballot >= node.promised, "a promise is never taken back");
+        if ballot > node.promised {
+            node.promised = ballot;
+            node.role = Role::Follower;
+        }
+    }
+
+    /// The better log of a candidate's and its promiser's, and the ticks since its last renewal.
+    fn pulled(&self, state: &State, node: usize, with: usize, promise: Promise) -> (Log, u8) {
+        let me = &state.nodes[node];
+        if promise.last <= me.log.last() {
+            return (me.log, me.idle);
+        }
+        let log = state.nodes[with].log;
+        let same = me.log.mastership(&self.rules) == log.mastership(&self.rules);
+        let idle = if same || !self.rules.pulled_waits { me.idle.max(promise.idle) } else { promise.idle };
+        (log, idle)
+    }
+
+    fn lead(&self, state: &mut State, node: usize, with: usize, claim: Claim) {
+        let Role::Candidate { promises, .. } = &state.nodes[node].role else { return };
+        let Some(promise) = promises[with] else { return };
+        let (log, idle) = self.pulled(state, node, with, promise);
+        let me = &mut state.nodes[node];
+        (me.log, me.idle) = (log, idle);
+        me.role = Role::Leader(Leader::default());
+        state.sent[index(me.promised)] = Some(Sent { owner: name(node), log });
+        self.propose(state, node, Value::BeMaster(claim));
+    }
+
+    fn propose(&self, state: &mut State, node: usize, value: Value) {
+        let ballot = state.nodes[node].promised;
+        let Some(sent) = &mut state.sent[index(ballot)] else { return };
+        sent.log.push(Entry { ballot, node: name(node), value });
+        let len = sent.log.len();
+        if let Role::Leader(leader) = &mut state.nodes[node].role {
+            leader.lease[len - 1] = LEASE;
+        }
+        if !self.bounds.slow_disk {
+            self.accept(state, node, ballot, len);
+        }
+    }
+
+    fn accept(&self, state: &mut State, node: usize, ballot: Ballot, upto: Slot) {
+        let Some(sent) = state.sent[index(ballot)] else { return };
+        let me = &mut state.nodes[node];
+        self.promise(me, ballot);
+        let log = me.log.taken(&sent.log, upto);
+        let renewed = usize::from(log.mastership(&self.rules).lease_slot);
+        if log.get(renewed) != me.log.get(renewed) {
+            me.idle = 0;
+        }
+        me.log = log;
+        let owner = &mut state.nodes[usize::from(sent.owner)];
+        if let Role::Leader(leader) = &mut owner.role
+            && owner.promised == ballot
+        {
+            leader.accepted[node] = leader.accepted[node].max(upto);
+        }
+    }
+
+    fn decide(&self, state: &mut State, node: usize, upto: Slot) {
+        let log = state.sent_by(node);
+        for slot in 1..=upto {
+            match state.decided.get(slot) {
+                None => state.decided.push(log.get(slot).expect("a leader decides what it has")),
+                Some(entry) => state.split |= log.get(slot) != Some(entry),
+            }
+        }
+        if let Role::Leader(leader) = &mut state.nodes[node].role {
+            if self.rules.lease_from == LeaseFrom::Decided {
+                leader.lease[leader.decided..upto].fill(LEASE);
+            }
+            leader.decided = upto;
+        }
+    }
+}
+
+fn waited(tip: Mastership) -> Claim {
+    Claim::Waited { tenure: tip.tenure, lease_slot: tip.lease_slot }
+}
