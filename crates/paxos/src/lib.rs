@@ -6,6 +6,7 @@
 //! Always true here, whatever is lost, late, doubled or reordered, and whoever crashes: two nodes never decide different
 //! entries for a slot. As long as clocks differ in rate by no more than [`Options::drift_ppm`]: no two nodes serve at once.
 
+pub mod balancer;
 mod agreed;
 mod codec;
 mod effects;
