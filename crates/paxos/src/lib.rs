@@ -7,6 +7,7 @@
 //! entries for a slot. As long as clocks differ in rate by no more than [`Options::drift_ppm`]: no two nodes serve at once.
 
 pub mod balancer;
+pub mod system;
 mod agreed;
 mod codec;
 mod effects;

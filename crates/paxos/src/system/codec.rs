@@ -1,0 +1,285 @@
+//! The bytes of the system group's records and of its snapshots.
+//!
+//! A byte for the version, for a record one for its kind, then numbers as LEB128 (seven bits a byte, the lowest first),
+//! each list after its length. One value has one form: bytes that are not what their value is written as are refused. The
+//! layers below have checked the bytes' sum; what is refused here was written by another build, or by nobody.
+
+use std::collections::BTreeMap;
+
+use thiserror::Error;
+
+use super::{Fence, Group, Node, Preparation, Record, Scheme, Step, System, Take, Token};
+use crate::ids::{Epoch, GroupId, Instant, NodeId, Slot};
+
+/// Written first in records and in snapshots.
+const VERSION: u8 = 1;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum DecodeError {
+    /// Of another build; this one must not guess.
+    #[error("version {0} is not known")]
+    Version(u8),
+    #[error("{what} {number} is not known")]
+    Unknown { what: &'static str, number: u64 },
+    #[error("the bytes end too early")]
+    Short,
+    #[error("a number is too large for its place")]
+    Range,
+    /// Bytes are left over, a number is longer than need be, or a list is out of order.
+    #[error("the bytes are not how this value is written")]
+    Form,
+}
+
+impl Record {
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer(vec![VERSION]);
+        match self {
+            Record::Node { node, capacity } => writer.kind(1).node(*node).number(u64::from(*capacity)),
+            Record::Drain { node, draining } => writer.kind(2).node(*node).number(u64::from(*draining)),
+            Record::Group { group, replicas } => writer.kind(3).number(u64::from(group.0)).nodes(replicas),
+            Record::Weigh { weights } => writer.kind(4).list(weights, |writer, (group, weight)| {
+                writer.number(u64::from(group.0)).number(*weight);
+            }),
+            Record::Join { node, liveness, incarnation, stamp } => {
+                writer.kind(5).node(*node).number(*liveness).number(*incarnation).number(stamp.0)
+            }
+            Record::Alive { node, liveness, stamp } => writer.kind(6).node(*node).number(*liveness).number(stamp.0),
+            Record::Expire { node, liveness, last } => writer.kind(7).node(*node).number(*liveness).number(last.0),
+            Record::TokenTake(take) => {
+                let Take { seen: (fence, slot), holder, liveness, group, from, to, epoch, stamp } = take;
+                writer.kind(8).number(fence.0).number(slot.0).node(*holder).number(*liveness);
+                writer.number(u64::from(group.0)).node(*from).node(*to).number(epoch.0).number(stamp.0)
+            }
+            Record::TokenStep { fence, step, stamp } => {
+                writer.kind(9).number(fence.0).number(step_number(*step)).number(stamp.0)
+            }
+            Record::TokenEnd { fence } => writer.kind(10).number(fence.0),
+        };
+        writer.0
+    }
+
+    /// # Errors
+    /// The bytes are none that [`Record::encode`] of this version gives.
+    pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {
+        let mut reader = Reader::new(bytes)?;
+        let record = match reader.number()? {
+            1 => Record::Node { node: reader.node()?, capacity: reader.small()? },
+            2 => Record::Drain { node: reader.node()?, draining: reader.flag()? },
+            3 => Record::Group { group: reader.group()?, replicas: reader.list(Reader::node)? },
+            4 => Record::Weigh { weights: reader.list(|reader| Ok((reader.group()?, reader.number()?)))? },
+            5 => Record::Join {
+                node: reader.node()?,
+                liveness: reader.number()?,
+                incarnation: reader.number()?,
+                stamp: Instant(reader.number()?),
+            },
+            6 => Record::Alive { node: reader.node()?, liveness: reader.number()?, stamp: Instant(reader.number()?) },
+            7 => Record::Expire { node: reader.node()?, liveness: reader.number()?, last: Slot(reader.number()?) },
+            8 => Record::TokenTake(Take {
+                seen: (Fence(reader.number()?), Slot(reader.number()?)),
+                holder: reader.node()?,
+                liveness: reader.number()?,
+                group: reader.group()?,
+                from: reader.node()?,
+                to: reader.node()?,
+                epoch: Epoch(reader.number()?),
+                stamp: Instant(reader.number()?),
+            }),
+            9 => Record::TokenStep {
+                fence: Fence(reader.number()?),
+                step: reader.step()?,
+                stamp: Instant(reader.number()?),
+            },
+            10 => Record::TokenEnd { fence: Fence(reader.number()?) },
+            number => return Err(DecodeError::Unknown { what: "record", number }),
+        };
+        if record.encode() == bytes { Ok(record) } else { Err(DecodeError::Form) }
+    }
+}
+
+impl System {
+    /// All of it, to be given to [`System::restore`].
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        let mut writer = Writer(vec![VERSION]);
+        writer.number(self.applied.0).number(self.fence.0);
+        writer.list(&self.nodes, |writer, (id, node)| {
+            writer.node(*id).number(u64::from(node.capacity)).number(u64::from(node.draining)).number(node.liveness);
+            // Slot 0 is none: the first record is at slot 1.
+            writer.number(node.incarnation).number(node.stamp.0).number(node.alive.map_or(0, |slot| slot.0));
+        });
+        writer.list(&self.groups, |writer, (id, group)| {
+            writer.number(u64::from(id.0)).number(group.weight).nodes(&group.replicas);
+        });
+        writer.list(&self.token, |writer, token| {
+            writer.number(token.fence.0).node(token.holder).number(token.liveness).number(u64::from(token.group.0));
+            writer.node(token.from).node(token.to).number(token.epoch.0).number(step_number(token.step));
+            writer.number(token.stamp.0).number(token.last.0);
+        });
+        writer.0
+    }
+
+    /// # Errors
+    /// The bytes are none that [`System::snapshot`] of this version gives.
+    pub fn restore(bytes: &[u8]) -> Result<System, DecodeError> {
+        let mut reader = Reader::new(bytes)?;
+        let system = System {
+            applied: Slot(reader.number()?),
+            fence: Fence(reader.number()?),
+            nodes: BTreeMap::from_iter(reader.list(|reader| Ok((reader.node()?, reader.known_node()?)))?),
+            groups: BTreeMap::from_iter(reader.list(|reader| {
+                let id = reader.group()?;
+                Ok((id, Group { weight: reader.number()?, replicas: reader.list(Reader::node)? }))
+            })?),
+            token: reader.list(Reader::token)?.pop(),
+        };
+        if system.snapshot() == bytes { Ok(system) } else { Err(DecodeError::Form) }
+    }
+}
+
+fn step_number(step: Step) -> u64 {
+    match step {
+        Step::Prepare(Preparation::SyncOffsets) => 1,
+        Step::Prepare(Preparation::TellProducers) => 2,
+        Step::Handover(Scheme::Wait) => 3,
+        Step::Handover(Scheme::Shorten) => 4,
+        Step::Handover(Scheme::Consent) => 5,
+    }
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn kind(&mut self, kind: u64) -> &mut Writer {
+        self.number(kind)
+    }
+
+    fn number(&mut self, mut number: u64) -> &mut Writer {
+        loop {
+            let low = u8::try_from(number & 0x7f).expect("seven bits fit");
+            number >>= 7;
+            if number == 0 {
+                self.0.push(low);
+                return self;
+            }
+            self.0.push(low | 0x80);
+        }
+    }
+
+    fn node(&mut self, node: NodeId) -> &mut Writer {
+        self.number(u64::from(node.0))
+    }
+
+    fn nodes(&mut self, nodes: &[NodeId]) -> &mut Writer {
+        self.list(nodes, |writer, node| {
+            writer.node(*node);
+        })
+    }
+
+    fn list<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T, IntoIter: Clone>,
+        write: impl Fn(&mut Writer, T),
+    ) -> &mut Writer {
+        let items = items.into_iter();
+        self.number(u64::try_from(items.clone().count()).expect("what is in memory is counted in 64 bits"));
+        items.for_each(|item| write(self, item));
+        self
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn new(bytes: &'a [u8]) -> Result<Reader<'a>, DecodeError> {
+        match bytes.split_first() {
+            Some((&VERSION, rest)) => Ok(Reader(rest)),
+            Some((version, _)) => Err(DecodeError::Version(*version)),
+            None => Err(DecodeError::Short),
+        }
+    }
+
+    fn number(&mut self) -> Result<u64, DecodeError> {
+        let mut number = 0_u64;
+        for shift in (0..u64::BITS).step_by(7) {
+            let (byte, rest) = self.0.split_first().ok_or(DecodeError::Short)?;
+            self.0 = rest;
+            let low = u64::from(byte & 0x7f);
+            if low << shift >> shift != low {
+                return Err(DecodeError::Range);
+            }
+            number |= low << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(DecodeError::Range)
+    }
+
+    fn small(&mut self) -> Result<u32, DecodeError> {
+        u32::try_from(self.number()?).map_err(|_| DecodeError::Range)
+    }
+
+    fn node(&mut self) -> Result<NodeId, DecodeError> {
+        self.small().map(NodeId)
+    }
+
+    fn group(&mut self) -> Result<GroupId, DecodeError> {
+        self.small().map(GroupId)
+    }
+
+    fn flag(&mut self) -> Result<bool, DecodeError> {
+        match self.number()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            _ => Err(DecodeError::Range),
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, DecodeError> {
+        match self.number()? {
+            1 => Ok(Step::Prepare(Preparation::SyncOffsets)),
+            2 => Ok(Step::Prepare(Preparation::TellProducers)),
+            3 => Ok(Step::Handover(Scheme::Wait)),
+            4 => Ok(Step::Handover(Scheme::Shorten)),
+            5 => Ok(Step::Handover(Scheme::Consent)),
+            number => Err(DecodeError::Unknown { what: "step", number }),
+        }
+    }
+
+    fn known_node(&mut self) -> Result<Node, DecodeError> {
+        Ok(Node {
+            capacity: self.small()?,
+            draining: self.flag()?,
+            liveness: self.number()?,
+            incarnation: self.number()?,
+            stamp: Instant(self.number()?),
+            alive: Some(Slot(self.number()?)).filter(|slot| *slot > Slot(0)),
+        })
+    }
+
+    fn token(&mut self) -> Result<Token, DecodeError> {
+        Ok(Token {
+            fence: Fence(self.number()?),
+            holder: self.node()?,
+            liveness: self.number()?,
+            group: self.group()?,
+            from: self.node()?,
+            to: self.node()?,
+            epoch: Epoch(self.number()?),
+            step: self.step()?,
+            stamp: Instant(self.number()?),
+            last: Slot(self.number()?),
+        })
+    }
+
+    fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Result<T, DecodeError>) -> Result<Vec<T>, DecodeError> {
+        // No room is made for what a length says before it is there: each item has a byte at least.
+        let length = usize::try_from(self.number()?).map_err(|_| DecodeError::Range)?;
+        if length > self.0.len() {
+            return Err(DecodeError::Short);
+        }
+        (0..length).map(|_| read(self)).collect()
+    }
+}
