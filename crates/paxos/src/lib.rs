@@ -8,6 +8,7 @@
 
 pub mod balancer;
 pub mod system;
+pub mod mover;
 mod agreed;
 mod codec;
 mod effects;
