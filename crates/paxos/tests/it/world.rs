@@ -158,6 +158,8 @@ impl World {
             }
             Event::Leads { ballot, after } => format!("leads {ballot} after {}", after.slot),
             Event::Declined { tenure } => format!("is declined {tenure}"),
+            // What is decided says so, too.
+            Event::MasterChanged(_) => return,
         };
         writeln!(self.told, "      {node} {what}").unwrap();
     }
