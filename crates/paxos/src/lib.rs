@@ -6,10 +6,8 @@
 //! Always true here, whatever is lost, late, doubled or reordered, and whoever crashes: two nodes never decide different
 //! entries for a slot. As long as clocks differ in rate by no more than [`Options::drift_ppm`]: no two nodes serve at once.
 
-pub mod balancer;
-pub mod system;
-pub mod mover;
 mod agreed;
+pub mod balancer;
 mod codec;
 mod effects;
 mod entry;
@@ -17,9 +15,11 @@ mod group;
 mod ids;
 mod log;
 mod message;
+pub mod mover;
 mod node;
 mod options;
 mod simulation;
+pub mod system;
 
 pub use agreed::{Agreed, Mastership, Shortened};
 pub use codec::DecodeError;

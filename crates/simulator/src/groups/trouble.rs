@@ -1,5 +1,7 @@
 //! What goes wrong, and what operators and applications ask for meanwhile.
 
+use std::sync::Arc;
+
 use paxos::{GroupId, NodeId};
 
 use super::checks::{Rule, Violation};
@@ -98,14 +100,23 @@ impl<P: Program> World<P> {
         newest.map(|view| view.members.to_vec()).unwrap_or_default()
     }
 
-    /// Whether so many members are well that this one may be lost for good.
+    /// Whether so many members are well that this one may be lost for good, whatever configuration turns out to hold.
     fn can_spare(&self, node: usize) -> bool {
-        self.groups.iter().all(|group| {
-            let members = self.members(*group);
-            let well = members.iter().filter(|id| !self.nodes[self.index(**id)].is_doomed);
-            let is_one = members.contains(&self.nodes[node].id);
-            well.count() > members.len() / 2 + usize::from(is_one)
-        })
+        let id = self.nodes[node].id;
+        let is_quiet = self.nodes.iter().all(|member| member.program.is_some() || member.is_doomed || !member.was_up());
+        is_quiet
+            && self.configurations().all(|members| {
+                let well =
+                    members.iter().filter(|member| **member != id && !self.nodes[self.index(**member)].is_doomed);
+                well.count() > members.len() / 2
+            })
+    }
+
+    /// All that any node takes to hold.
+    fn configurations(&self) -> impl Iterator<Item = Arc<[NodeId]>> {
+        let programs = self.nodes.iter().filter_map(|member| member.program.as_ref());
+        let views = programs.flat_map(|program| self.groups.iter().map(|group| program.view(*group)));
+        views.flat_map(|view| [view.members, view.members_decided]).filter(|members| !members.is_empty())
     }
 
     /// A damaged one is replaced; else one comes or goes.
@@ -171,16 +182,10 @@ impl<P: Program> World<P> {
     }
 
     /// All that are well, or all of them but one if the others are enough, whatever configuration holds.
-    fn core(&mut self) -> Vec<bool> {
+    fn core(&self) -> Vec<bool> {
         let well: Vec<bool> = self.nodes.iter().map(|member| !member.is_damaged).collect();
-        let views = self.nodes.iter().filter_map(|member| member.program.as_ref());
-        let mut all: Vec<Vec<NodeId>> = Vec::new();
-        for program in views {
-            all.extend(self.groups.iter().map(|group| program.view(*group).members.to_vec()));
-        }
         let is_enough = |core: &[bool]| {
-            all.iter()
-                .filter(|members| !members.is_empty())
+            self.configurations()
                 .all(|members| members.iter().filter(|id| core[self.index(**id)]).count() > members.len() / 2)
         };
         let mut core = well.clone();

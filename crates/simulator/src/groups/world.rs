@@ -56,6 +56,12 @@ pub(super) struct Member<P: Program> {
     has_failed: bool,
 }
 
+impl<P: Program> Member<P> {
+    pub(super) fn was_up(&self) -> bool {
+        self.life > 0
+    }
+}
+
 /// A node's monotonic clock: it goes on at a rate of its own.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
