@@ -29,11 +29,18 @@ pub(crate) fn index() -> anyhow::Result<ExitCode> {
 /// # Errors
 /// If cargo cannot be started.
 pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
+    // Paxos groups have a world of their own, which is quick to build and to run.
+    let of_groups = arguments.windows(2).position(|pair| pair[0] == "--scenario" && pair[1] == "paxos");
+    let mut arguments = arguments.to_vec();
+    let world = of_groups.map_or(["scenarios", "simulate"], |at| {
+        arguments.drain(at..at + 2);
+        ["groups", "groups"]
+    });
     let status = Command::new(CARGO)
         .current_dir(stage::root())
-        .args(["run", "--quiet", "--release", "--package", "simulator", "--features", "scenarios"])
-        .args(["--bin", "simulate", "--"])
-        .args(arguments)
+        .args(["run", "--quiet", "--release", "--package", "simulator", "--features", world[0]])
+        .args(["--bin", world[1], "--"])
+        .args(&arguments)
         .status()
         .context("cannot start cargo")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -4,19 +4,23 @@
 //! What runs in it is a pure state machine ([`Program`]), so the world is one queue of events, and a run is as fast as the
 //! program. All that a run does is drawn from its seed ([`Knobs`]). After every step is checked what must be so ([`Rule`]).
 
+use std::ops::Range;
+
 mod checks;
 mod disk;
 mod knobs;
 mod program;
 mod runner;
 mod seat;
+#[cfg(test)]
+mod tests;
 mod trouble;
 mod world;
 
 pub use checks::{Rule, Violation};
 pub use knobs::{Fault, Knobs, Mutation};
 pub use program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
-pub use runner::{Coverage, Outcome, run, shrink};
+pub use runner::{Coverage, Failure, Outcome, run, run_pieces, shrink};
 pub use seat::Core;
 
 /// One run of the core.
@@ -25,8 +29,9 @@ pub fn run_core(knobs: &Knobs, is_read: bool) -> Outcome {
     run::<Core>(knobs, is_read)
 }
 
-/// How the bug was caught: by which seed, of so many from 0 on, and by what.
+/// How the bug was caught: by which seed, and by what.
 #[must_use]
-pub fn catch(mutation: Mutation, seeds: u64) -> Option<(u64, Violation)> {
-    (0..seeds).find_map(|seed| run_core(&Knobs::draw(seed, mutation), false).result.err().map(|found| (seed, found)))
+pub fn catch(mutation: Mutation, seeds: Range<u64>) -> Option<(u64, Violation)> {
+    let mut seeds = seeds;
+    seeds.find_map(|seed| run_core(&Knobs::draw(seed, mutation), false).result.err().map(|found| (seed, found)))
 }

@@ -169,13 +169,12 @@ pub enum Incident {
     ConsentRefused,
     SnapshotInstalled,
     MembersChanged,
-    LivenessExpired,
     /// A core of nodes was healed, and went on.
     Healed,
 }
 
 impl Incident {
-    pub const ALL: [Incident; 24] = [
+    pub const ALL: [Incident; 23] = [
         Incident::Crash,
         Incident::Pause,
         Incident::Partition,
@@ -198,7 +197,6 @@ impl Incident {
         Incident::ConsentRefused,
         Incident::SnapshotInstalled,
         Incident::MembersChanged,
-        Incident::LivenessExpired,
         Incident::Healed,
     ];
 }

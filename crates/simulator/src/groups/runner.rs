@@ -1,12 +1,18 @@
 //! Runs seeds, and says how to see a failure again.
 
 use std::fmt;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::checks::{Rule, Violation};
 use super::knobs::{Fault, Knobs};
 use super::program::{Incident, Program};
+use super::seat::Core;
 use super::world::World;
+use super::{Mutation, run_core};
 use crate::executor::panic_message;
 
 /// What a run came to.
@@ -63,6 +69,150 @@ pub fn shrink<P: Program>(knobs: &Knobs, violation: &Violation) -> Knobs {
     least
 }
 
+/// A seed that did not hold, and the least that shows it.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub violation: Violation,
+    /// With the shortest story that was found.
+    pub least: Knobs,
+    /// Run again, it went another way: something looks outside of its seed.
+    pub is_repeatable: bool,
+}
+
+impl Failure {
+    #[must_use]
+    pub fn of(knobs: &Knobs, outcome: &Outcome) -> Option<Failure> {
+        let violation = outcome.result.clone().err()?;
+        let is_repeatable = run_core(knobs, false).trace_hash == outcome.trace_hash;
+        let least = shrink::<Core>(knobs, &violation);
+        Some(Failure { violation, least, is_repeatable })
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Knobs { seed, steps, mutant, .. } = self.least;
+        writeln!(f, "seed {seed} fails: {}", self.violation)?;
+        if !self.is_repeatable {
+            writeln!(f, "its second run went another way: a clock, a thread or a map's order is not simulated")?;
+        }
+        let left_out: Vec<_> = Fault::ALL.iter().filter(|fault| !self.least.has(**fault)).collect();
+        writeln!(f, "the least that fails so: {:?}, and left out are {left_out:?}", self.least)?;
+        write!(f, "replay: cargo xtask simulate --scenario paxos --seed {seed} --steps {steps} --trace")?;
+        if !self.least.heals {
+            write!(f, " --no-healing")?;
+        }
+        for fault in left_out {
+            write!(f, " --without {fault:?}")?;
+        }
+        match mutant {
+            Mutation::None => Ok(()),
+            Mutation::Core(_) | Mutation::WallClock => write!(f, " --mutant {mutant}"),
+        }
+    }
+}
+
+/// Seeds that are run, and written down, together.
+const PIECE: u64 = 1_000;
+
+/// All seeds from `first` on, on so many threads. With a `state` file, what it has of an earlier run is not run again,
+/// and each piece is added to it.
+///
+/// # Errors
+/// If the file cannot be read or written; within, the first seed found that fails.
+pub fn run_pieces(
+    (first, seeds): (u64, u64),
+    threads: usize,
+    state: Option<&Path>,
+    told: impl Fn(&Coverage) + Sync,
+) -> std::io::Result<Result<Coverage, Box<Failure>>> {
+    let known = match state.map(std::fs::read_to_string) {
+        Some(Ok(text)) => text.lines().filter_map(Piece::read).collect(),
+        Some(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        Some(Err(_)) | None => Vec::<Piece>::new(),
+    };
+    let mut file = state.map(|path| std::fs::OpenOptions::new().create(true).append(true).open(path)).transpose()?;
+    let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("it is small"));
+    let pieces = all.map(|start| (start, PIECE.min(first + seeds - start)));
+    let (done, open): (Vec<_>, Vec<_>) = pieces.partition(|piece| known.iter().any(|known| known.seeds == *piece));
+    let mut coverage = Coverage::default();
+    for piece in known.iter().filter(|known| done.contains(&known.seeds)) {
+        coverage.merge(&piece.coverage);
+    }
+    let next = AtomicU64::new(0);
+    let total = Mutex::new((coverage, None::<Box<Failure>>));
+    let (send, receive) = std::sync::mpsc::channel::<Piece>();
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            let send = send.clone();
+            scope.spawn(|| {
+                let send = send;
+                while let Some(piece) =
+                    open.get(usize::try_from(next.fetch_add(1, Ordering::Relaxed)).unwrap_or(usize::MAX))
+                {
+                    let (coverage, failure) = run_piece(*piece);
+                    let mut total = total.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    if failure.is_some() {
+                        next.store(u64::MAX / 2, Ordering::Relaxed);
+                        total.1 = failure;
+                        return;
+                    }
+                    total.0.merge(&coverage);
+                    told(&total.0);
+                    drop(total);
+                    let _ = send.send(Piece { seeds: *piece, coverage });
+                }
+            });
+        }
+        drop(send);
+        for piece in receive {
+            if let Some(file) = &mut file {
+                writeln!(file, "{piece}")?;
+            }
+        }
+        std::io::Result::Ok(())
+    })?;
+    let (coverage, failure) = total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    Ok(failure.map_or(Ok(coverage), Err))
+}
+
+fn run_piece((first, count): (u64, u64)) -> (Coverage, Option<Box<Failure>>) {
+    let mut coverage = Coverage::default();
+    for seed in first..first + count {
+        let knobs = Knobs::draw(seed, Mutation::None);
+        let outcome = run_core(&knobs, false);
+        if let Some(failure) = Failure::of(&knobs, &outcome) {
+            return (coverage, Some(Box::new(failure)));
+        }
+        coverage.add(&outcome);
+    }
+    (coverage, None)
+}
+
+/// A line of a state file: numbers, apart by blanks.
+struct Piece {
+    seeds: (u64, u64),
+    coverage: Coverage,
+}
+
+impl Piece {
+    fn read(line: &str) -> Option<Piece> {
+        let numbers: Option<Vec<u64>> = line.split(' ').map(|word| word.parse().ok()).collect();
+        let [first, count, steps, acknowledged, counts @ ..] = numbers.as_deref()? else { return None };
+        let counts = counts.try_into().ok()?;
+        let coverage = Coverage { seeds: *count, steps: *steps, acknowledged: *acknowledged, counts };
+        Some(Piece { seeds: (*first, *count), coverage })
+    }
+}
+
+impl fmt::Display for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Coverage { steps, acknowledged, counts, .. } = &self.coverage;
+        write!(f, "{} {} {steps} {acknowledged}", self.seeds.0, self.seeds.1)?;
+        counts.iter().try_for_each(|count| write!(f, " {count}"))
+    }
+}
+
 /// In how many of the runs each incident was.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
@@ -80,6 +230,21 @@ impl Coverage {
         for (index, count) in self.counts.iter_mut().enumerate() {
             *count += outcome.incidents >> index & 1;
         }
+    }
+
+    fn merge(&mut self, other: &Coverage) {
+        self.seeds += other.seeds;
+        self.steps += other.steps;
+        self.acknowledged += other.acknowledged;
+        for (count, more) in self.counts.iter_mut().zip(other.counts) {
+            *count += more;
+        }
+    }
+
+    /// What happened in less than one seed of a hundred: a run that does not come across it has not tried it.
+    #[must_use]
+    pub fn missing(&self) -> Vec<Incident> {
+        Incident::ALL.into_iter().filter(|incident| self.of(*incident) * 100 < self.seeds).collect()
     }
 
     #[must_use]

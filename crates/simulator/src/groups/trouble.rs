@@ -83,12 +83,13 @@ impl<P: Program> World<P> {
     }
 
     fn move_master(&mut self, node: usize, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
+        let master = self.checks.server(group.0 as usize - 1).unwrap_or(node);
+        self.ambush_later(master);
         if dice.coin() {
             return self.order(node, group, Order::Take);
         }
         let lease = u64::try_from(self.knobs.options.lease.as_micros()).expect("it is short");
         let remaining = [lease, lease / 8, lease / 2][dice.index(3)];
-        let master = self.checks.server(group.0 as usize - 1).unwrap_or(node);
         let to = self.nodes[node].id;
         self.order(master, group, Order::Shorten(to, remaining))
     }

@@ -90,6 +90,7 @@ enum Event<M> {
     Resume { node: usize },
     Restart { node: usize },
     Crash { node: usize, life: u32 },
+    Isolate { node: usize },
 }
 
 impl<P: Program> World<P> {
@@ -211,6 +212,7 @@ impl<P: Program> World<P> {
                 return self.crash(node);
             }
             Event::Crash { .. } => {}
+            Event::Isolate { node } => self.isolate(node),
         }
         Ok(())
     }
@@ -237,10 +239,27 @@ impl<P: Program> World<P> {
             self.checks.happened(Incident::Crash);
             self.schedule(after, Event::Crash { node, life });
         } else {
-            self.checks.happened(Incident::Partition);
-            for other in (0..self.nodes.len()).filter(|other| *other != node) {
-                (self.is_cut[node][other], self.is_cut[other][node]) = (true, true);
-            }
+            self.isolate(node);
+        }
+    }
+
+    /// Soon after a move has begun.
+    pub(super) fn ambush_later(&mut self, node: usize) {
+        if self.knobs.has(Fault::Ambushes) && self.random.chance(self.knobs.ambush) {
+            let within = 4 * self.knobs.delay.1 + self.knobs.sync.1;
+            let after = self.random.below(within);
+            self.schedule(after, Event::Isolate { node });
+        }
+    }
+
+    fn isolate(&mut self, node: usize) {
+        if self.is_peaceful {
+            return;
+        }
+        self.checks.happened(Incident::Partition);
+        self.note(node, || "is cut off".to_owned());
+        for other in (0..self.nodes.len()).filter(|other| *other != node) {
+            (self.is_cut[node][other], self.is_cut[other][node]) = (true, true);
         }
     }
 
