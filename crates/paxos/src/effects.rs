@@ -45,6 +45,8 @@ pub enum Input {
         liveness: u64,
         until: Instant,
     },
+    /// Nodes that follow this paxos group and are no members: they get its log, and have no vote.
+    Learners(Vec<NodeId>),
     /// The system group has decided that this liveness epoch of the node is over.
     Expired {
         node: NodeId,

@@ -13,6 +13,7 @@ mod effects;
 mod entry;
 mod group;
 mod ids;
+mod liveness;
 mod log;
 mod message;
 pub mod mover;
@@ -28,7 +29,7 @@ pub use entry::{BeMaster, Claim, Entry, Position, Shorten, Value};
 pub use group::Group;
 pub use ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
 pub use message::{Message, Over, Snapshot, SnapshotHead};
-pub use node::{Node, NodeInput};
+pub use node::{Node, NodeInput, Process};
 pub use options::Options;
 pub use simulation::Deviation;
 #[cfg(feature = "mutants")]

@@ -1,20 +1,31 @@
-//! All paxos groups of one node: one journal, one connection to each other node, one clock for them all.
+//! All paxos groups of one node: one journal, one connection to each other node, one clock and one liveness for them all.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use crate::effects::{Effects, Input, Record, Token};
+use crate::effects::{Effects, Event, Input, Record, Token};
+use crate::entry::Value;
 use crate::group::Group;
-use crate::ids::{GroupId, Instant, NodeId};
+use crate::ids::{GroupId, Instant, NodeId, Slot};
+use crate::liveness::{Liveness, News};
 use crate::message::Message;
 use crate::options::Options;
+use crate::system::System;
 
-/// A node, which has a member of each of its paxos groups.
+/// A node, which has a member of each of its paxos groups. If the system group is among them, it is the application of that
+/// itself, and renews the leases of all others by it.
 #[derive(Debug)]
 pub struct Node {
+    options: Arc<Options>,
     groups: BTreeMap<GroupId, Group>,
     /// Whose records went into the journal under which token.
     unsynced: VecDeque<(Token, GroupId)>,
+    liveness: Liveness,
+    /// What the paxos groups know of that.
+    told: Option<News>,
+    /// Of the system group: its last slot that is applied, and that is in a snapshot.
+    applied: Slot,
+    kept: Slot,
 }
 
 #[derive(Clone, Debug)]
@@ -37,30 +48,51 @@ pub enum NodeInput {
     },
 }
 
+/// A process of a node that begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    pub node: NodeId,
+    /// Drawn by chance: no other process of this node has it.
+    pub incarnation: u64,
+}
+
 impl Node {
     /// A node with the records of its journal, in order. `groups` are those it is to be a member of, with their founders.
     pub fn start(
-        me: NodeId,
+        process: Process,
         options: &Arc<Options>,
         groups: &[(GroupId, Vec<NodeId>)],
         records: impl IntoIterator<Item = (GroupId, Record)>,
         now: Instant,
         effects: &mut Effects,
     ) -> Node {
+        let Process { node: me, incarnation } = process;
         let mut of_groups: BTreeMap<GroupId, Vec<Record>> = BTreeMap::new();
         for (group, record) in records {
             of_groups.entry(group).or_default().push(record);
         }
+        let begun = effects.events.len();
         let start = |(group, founders): &(GroupId, Vec<NodeId>)| {
             let records = of_groups.remove(group).unwrap_or_default();
             (*group, Group::start((me, *group), options.clone(), founders, records, now, effects))
         };
-        Node { groups: groups.iter().map(start).collect(), unsynced: VecDeque::new() }
+        let mut node = Node {
+            options: options.clone(),
+            groups: groups.iter().map(start).collect(),
+            unsynced: VecDeque::new(),
+            liveness: Liveness::new(me, incarnation),
+            told: None,
+            applied: Slot(0),
+            kept: Slot(0),
+        };
+        node.apply_system(begun, now, effects);
+        node
     }
 
     /// # Panics
     /// As [`Group::step`].
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
+        let begun = effects.events.len();
         match input {
             NodeInput::Message { from, group, message } => {
                 self.step_group(group, now, Input::Message { from, message }, effects);
@@ -71,9 +103,13 @@ impl Node {
                     self.step_group(group, now, Input::Persisted(token), effects);
                 }
             }
-            NodeInput::Tick => self.step_all(now, &Input::Tick, effects),
+            NodeInput::Tick => {
+                self.step_all(now, &Input::Tick, effects);
+                self.live(now, effects);
+            }
             NodeInput::StorageFailed => self.step_all(now, &Input::StorageFailed, effects),
         }
+        self.apply_system(begun, now, effects);
     }
 
     fn step_all(&mut self, now: Instant, input: &Input, effects: &mut Effects) {
@@ -93,8 +129,82 @@ impl Node {
         }
     }
 
+    /// Proposes that this node is alive, and who is not.
+    fn live(&mut self, now: Instant, effects: &mut Effects) {
+        let Some(group) = self.groups.get(&GroupId::SYSTEM) else { return };
+        let is_master = group.serves(now).is_some();
+        for record in self.liveness.tick(is_master, now, &self.options) {
+            let entry = record.encode().into();
+            self.step_group(GroupId::SYSTEM, now, Input::Forward { entry }, effects);
+        }
+    }
+
+    /// The events from `at` on: what the system group decided is applied, and told to all others.
+    fn apply_system(&mut self, mut at: usize, now: Instant, effects: &mut Effects) {
+        let mut is_news = false;
+        while let Some((group, event)) = effects.events.get(at) {
+            at += 1;
+            if *group != GroupId::SYSTEM {
+                continue;
+            }
+            match event {
+                Event::Decided { slot, entry } => {
+                    self.applied = *slot;
+                    if let Value::Data(batch) = &entry.value {
+                        self.liveness.apply(batch, now);
+                        is_news = true;
+                    }
+                }
+                Event::Installed(snapshot) => {
+                    (self.applied, self.kept) = (snapshot.position.slot, snapshot.position.slot);
+                    self.liveness.restore(&snapshot.application, now).expect("a snapshot is what a node made");
+                    is_news = true;
+                }
+                _ => {}
+            }
+        }
+        if is_news {
+            self.tell(now, effects);
+        }
+        if self.applied.0 - self.kept.0 >= self.options.system_slots {
+            self.kept = self.applied;
+            let input = Input::Snapshot { slot: self.applied, application: self.liveness.snapshot() };
+            self.step_group(GroupId::SYSTEM, now, input, effects);
+        }
+    }
+
+    fn tell(&mut self, now: Instant, effects: &mut Effects) {
+        let news = self.liveness.news(&self.options);
+        let told = self.told.take();
+        let others: Vec<GroupId> = self.groups.keys().copied().filter(|group| *group != GroupId::SYSTEM).collect();
+        if told.as_ref().is_none_or(|told| told.lease != news.lease) {
+            let (liveness, until) = news.lease;
+            for group in &others {
+                self.step_group(*group, now, Input::Liveness { liveness, until }, effects);
+            }
+        }
+        for (node, liveness) in &news.expired {
+            let (node, liveness) = (*node, *liveness);
+            if liveness > 0 && told.as_ref().is_none_or(|told| !told.expired.contains(&(node, liveness))) {
+                for group in &others {
+                    self.step_group(*group, now, Input::Expired { node, liveness }, effects);
+                }
+            }
+        }
+        if told.is_none_or(|told| told.nodes != news.nodes) {
+            self.step_group(GroupId::SYSTEM, now, Input::Learners(news.nodes.clone()), effects);
+        }
+        self.told = Some(news);
+    }
+
     #[must_use]
     pub fn group(&self, id: GroupId) -> Option<&Group> {
         self.groups.get(&id)
+    }
+
+    /// What the nodes agree on about each other, as far as this one knows.
+    #[must_use]
+    pub fn system(&self) -> &System {
+        self.liveness.system()
     }
 }

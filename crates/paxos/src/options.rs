@@ -31,6 +31,8 @@ pub struct Options {
     pub waiting_bytes: usize,
     /// Bytes in a message for who is behind, at most, but for one slot that is larger.
     pub chunk_bytes: usize,
+    /// Slots of the system group that a node keeps, at least, before it makes a snapshot.
+    pub system_slots: u64,
     /// Nothing but what the simulator sets.
     pub deviation: Deviation,
 }
@@ -50,6 +52,7 @@ impl Default for Options {
             linger: Duration::from_millis(2),
             waiting_bytes: 16 << 20,
             chunk_bytes: 1 << 20,
+            system_slots: 1_000,
             deviation: Deviation::default(),
         }
     }

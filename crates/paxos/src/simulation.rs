@@ -55,11 +55,17 @@ pub enum Mutant {
     ShortensFromDecision,
     /// A candidate takes its own log, and not the one that is ahead.
     IgnoresLogAhead,
+    /// A node's liveness epoch is said to be over before it is.
+    ExpiresAtOnce,
+    /// A master whose paxos group is idle is taken to be gone, though its node is alive.
+    TakesFromTheLiving,
+    /// A process takes the lease of the one before it for its own.
+    LivesOn,
 }
 
 #[cfg(feature = "mutants")]
 impl Mutant {
-    pub const ALL: [Mutant; 18] = [
+    pub const ALL: [Mutant; 21] = [
         Mutant::ForgetsPromise,
         Mutant::VotesBeforeSync,
         Mutant::VotesWithGap,
@@ -78,6 +84,9 @@ impl Mutant {
         Mutant::ChangesMembersTwice,
         Mutant::ShortensFromDecision,
         Mutant::IgnoresLogAhead,
+        Mutant::ExpiresAtOnce,
+        Mutant::TakesFromTheLiving,
+        Mutant::LivesOn,
     ];
 }
 

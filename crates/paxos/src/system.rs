@@ -42,8 +42,9 @@ pub enum Record {
         /// When it proposed this, by the node's own clock: from then on its lease counts.
         stamp: Instant,
     },
-    /// Renews the liveness epoch that this process took up. `stamp` as in a join.
-    Alive { node: NodeId, liveness: u64, stamp: Instant },
+    /// Renews the liveness epoch that this process took up, whose last renewal that it learned of is at `last`: who is heard
+    /// and hears nothing is not alive, as it serves nobody and would keep others from it. `stamp` as in a join.
+    Alive { node: NodeId, liveness: u64, last: Slot, stamp: Instant },
     /// Ends a liveness epoch whose last renewal is at `last`. Proposed only by who has waited the lease, and what clocks
     /// may differ by, since it learned `last` (or since it started); or by the node itself, which no longer serves.
     Expire { node: NodeId, liveness: u64, last: Slot },
@@ -182,9 +183,9 @@ impl System {
                 (node.stamp, node.alive) = (*stamp, Some(slot));
                 Outcome::Applied
             }),
-            Record::Alive { node, liveness, stamp } => self.with(*node, |node| {
+            Record::Alive { node, liveness, last, stamp } => self.with(*node, |node| {
                 // One that was overtaken by a later one says nothing new, and must not take the lease back.
-                if node.alive.is_none() || node.liveness != *liveness || *stamp <= node.stamp {
+                if node.alive != Some(*last) || node.liveness != *liveness || *stamp <= node.stamp {
                     return Outcome::Stale;
                 }
                 (node.stamp, node.alive) = (*stamp, Some(slot));

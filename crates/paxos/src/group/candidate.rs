@@ -125,6 +125,7 @@ impl Group {
         let patience = 4 * self.options.resend * (1 << self.ambition.attempts.min(6));
         let Role::Candidate(candidacy) = &mut self.role else { return };
         if now.since(candidacy.since) > patience {
+            self.give_up(now, effects);
             return self.follow(None);
         }
         if now.since(candidacy.asked) < self.options.resend {

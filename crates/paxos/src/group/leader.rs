@@ -260,10 +260,10 @@ impl Group {
         let Role::Leader(leading) = &mut self.role else { return };
         let joining = leading.admitting;
         // Who is dismissed hears of it.
-        let is_member = |node: NodeId| self.tip.has(node) || self.agreed.has(node);
-        let stays = |node: &NodeId| *node != self.me && (is_member(*node) || joining == Some(*node));
+        let hears = |node: NodeId| self.tip.has(node) || self.agreed.has(node) || self.learners.contains(&node);
+        let stays = |node: &NodeId| *node != self.me && (hears(*node) || joining == Some(*node));
         leading.peers.retain(|node, _| stays(node));
-        for node in self.tip.members.iter().copied().chain(joining).filter(&stays) {
+        for node in self.tip.members.iter().chain(&self.learners).copied().chain(joining).filter(&stays) {
             // What it has is not known; it says so if this goes too far.
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
@@ -298,10 +298,16 @@ impl Group {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
         let Role::Leader(leading) = &mut self.role else { return };
-        if !serves && last > self.decided && now.since(leading.advanced) >= 8 * self.options.resend {
+        if last > self.decided && now.since(leading.advanced) >= 8 * self.options.resend {
             // Those who hear it may not be heard by it, and would follow it for ever.
-            return self.step_down(effects);
+            if serves {
+                self.give_up(now, effects);
+            }
+            if self.serves(now).is_none() {
+                return self.step_down(effects);
+            }
         }
+        let Role::Leader(leading) = &mut self.role else { return };
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
             let is_behind = peer.next <= base;

@@ -34,6 +34,8 @@ pub(super) struct Lease {
     /// By what this node wrote itself, decided or not.
     cap: Option<(Tenure, Instant)>,
     yielded: Option<Yielded>,
+    /// What this node was master by, and left to whoever can.
+    given_up: Option<GivenUp>,
     /// As who follows: the master of this left it to this node.
     pub(super) consent: Option<Tenure>,
 }
@@ -45,6 +47,14 @@ struct Yielded {
     to: NodeId,
     at: Instant,
     is_told: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct GivenUp {
+    tenure: Tenure,
+    at: Instant,
+    /// When the others were told last.
+    told: Instant,
 }
 
 impl Lease {
@@ -59,6 +69,7 @@ impl Lease {
             until: None,
             cap: None,
             yielded: None,
+            given_up: None,
             consent: None,
         }
     }
@@ -101,8 +112,10 @@ impl Group {
 
     fn has_yielded(&self) -> bool {
         let tenure = self.agreed.mastership.tenure;
-        self.lease.yielded.is_some_and(|yielded| yielded.tenure == tenure)
-            && !self.options.deviation.is(Mutant::ServesAfterConsent)
+        let is_given_up = self.lease.given_up.is_some_and(|given_up| given_up.tenure == tenure);
+        is_given_up
+            || self.lease.yielded.is_some_and(|yielded| yielded.tenure == tenure)
+                && !self.options.deviation.is(Mutant::ServesAfterConsent)
     }
 
     /// A slot is decided; if it is the master's, its lease runs from before it was proposed.
@@ -220,6 +233,37 @@ impl Group {
         }
     }
 
+    /// A master whose node is alive, but that gets nothing decided, or does not come to lead, would keep its paxos group from
+    /// all others for ever: it stops, for whoever can do better. That more than one is told harms nobody: the first that
+    /// follows voids it.
+    pub(super) fn give_up(&mut self, now: Instant, effects: &mut Effects) {
+        let mastership = match &self.role {
+            Role::Leader(_) => &self.agreed.mastership,
+            // It does not serve by that: it does not lead.
+            Role::Candidate(_) | Role::Follower(_) => &self.tip.mastership,
+        };
+        if mastership.node == Some(self.me) && mastership.liveness > 0 {
+            self.lease.given_up = Some(GivenUp { tenure: mastership.tenure, at: now, told: now });
+            self.tell_given_up(effects);
+        }
+    }
+
+    pub(super) fn offer(&mut self, now: Instant, effects: &mut Effects) {
+        let tenure = self.tip.mastership.tenure;
+        let Some(given_up) = self.lease.given_up.as_mut().filter(|given_up| given_up.tenure == tenure) else { return };
+        if now.since(given_up.told) >= self.options.resend {
+            given_up.told = now;
+            self.tell_given_up(effects);
+        }
+    }
+
+    fn tell_given_up(&self, effects: &mut Effects) {
+        let Some(GivenUp { tenure, .. }) = self.lease.given_up else { return };
+        for taker in self.tip.members.iter().copied().filter(|member| *member != self.me) {
+            self.send(taker, Message::Consent { tenure, taker }, effects);
+        }
+    }
+
     pub(super) fn lease_of_who_starts(&mut self, now: Instant) {
         if self.options.deviation.is(Mutant::RestartedServes) && self.agreed.mastership.node == Some(self.me) {
             let ballot = self.agreed.mastership.tenure.ballot;
@@ -247,6 +291,7 @@ impl Group {
             return Some(waited);
         }
         let over = match tip.liveness {
+            _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => Over::Waited,
             0 => Over::Waited,
             liveness => {
                 let expired = self.lease.expired.get(&master).copied().unwrap_or_default();
@@ -262,6 +307,7 @@ impl Group {
         let tenure = self.tip.mastership.tenure;
         let is_left = |since: Instant| now >= since + self.options.consent;
         self.lease.yielded.is_none_or(|yielded| yielded.tenure != tenure || is_left(yielded.at))
+            && self.lease.given_up.is_none_or(|given_up| given_up.tenure != tenure || is_left(given_up.at))
             && self.lease.cap.is_none_or(|(capped, cap)| capped != tenure || is_left(cap))
     }
 
@@ -303,7 +349,7 @@ impl Group {
                 self.lease.expired.get(&master).copied().unwrap_or_default() >= tip.liveness
             }
         };
-        is_over && self.has_waited(now)
+        (is_over || self.options.deviation.is(Mutant::TakesFromTheLiving)) && self.has_waited(now)
     }
 
     pub(super) fn ask(&mut self, now: Instant, effects: &mut Effects) {

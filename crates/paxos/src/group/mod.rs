@@ -61,6 +61,7 @@ pub struct Group {
     lease: Lease,
     ambition: Ambition,
     incoming: Option<Incoming>,
+    learners: Vec<NodeId>,
 }
 
 #[derive(Debug)]
@@ -126,6 +127,7 @@ impl Group {
             lease: Lease::at_start(now, &options),
             ambition: Ambition::default(),
             incoming: None,
+            learners: Vec::new(),
             options,
         };
         for record in records {
@@ -133,7 +135,6 @@ impl Group {
         }
         group.synced = group.log.last().slot;
         group.promised = group.promised.max(group.log.last().ballot);
-        group.lease.renewed_in_log(&group.tip, now);
         group.tell_decided(now, effects);
         group.follow(None);
         group.lease_of_who_starts(now);
@@ -186,6 +187,7 @@ impl Group {
             Input::Forward { entry } => self.forward(entry, now, effects),
             Input::Snapshot { slot, application } => self.take_snapshot(slot, application, effects),
             Input::Liveness { liveness, until } => self.lease.of_node = (liveness, until),
+            Input::Learners(nodes) => self.learners = nodes,
             Input::Expired { node, liveness } => self.lease.note_expired(node, liveness),
             Input::Admit { node } => self.admit(node),
             Input::Dismiss { node } => self.dismiss(node),
@@ -222,6 +224,7 @@ impl Group {
     }
 
     fn tick(&mut self, now: Instant, effects: &mut Effects) {
+        self.offer(now, effects);
         match &self.role {
             Role::Follower(_) => self.consider(now, effects),
             Role::Candidate(_) => self.ask_again(now, effects),

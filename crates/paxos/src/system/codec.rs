@@ -44,7 +44,9 @@ impl Record {
             Record::Join { node, liveness, incarnation, stamp } => {
                 writer.kind(5).node(*node).number(*liveness).number(*incarnation).number(stamp.0)
             }
-            Record::Alive { node, liveness, stamp } => writer.kind(6).node(*node).number(*liveness).number(stamp.0),
+            Record::Alive { node, liveness, last, stamp } => {
+                writer.kind(6).node(*node).number(*liveness).number(last.0).number(stamp.0)
+            }
             Record::Expire { node, liveness, last } => writer.kind(7).node(*node).number(*liveness).number(last.0),
             Record::TokenTake(take) => {
                 let Take { seen: (fence, slot), holder, liveness, group, from, to, epoch, stamp } = take;
@@ -74,7 +76,12 @@ impl Record {
                 incarnation: reader.number()?,
                 stamp: Instant(reader.number()?),
             },
-            6 => Record::Alive { node: reader.node()?, liveness: reader.number()?, stamp: Instant(reader.number()?) },
+            6 => Record::Alive {
+                node: reader.node()?,
+                liveness: reader.number()?,
+                last: Slot(reader.number()?),
+                stamp: Instant(reader.number()?),
+            },
             7 => Record::Expire { node: reader.node()?, liveness: reader.number()?, last: Slot(reader.number()?) },
             8 => Record::TokenTake(Take {
                 seen: (Fence(reader.number()?), Slot(reader.number()?)),

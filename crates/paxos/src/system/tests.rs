@@ -11,8 +11,8 @@ fn join(node: NodeId, liveness: u64, stamp: u64) -> Record {
     Record::Join { node, liveness, incarnation: 1000 + liveness, stamp: Instant(stamp) }
 }
 
-fn alive(node: NodeId, liveness: u64, stamp: u64) -> Record {
-    Record::Alive { node, liveness, stamp: Instant(stamp) }
+fn alive(node: NodeId, liveness: u64, last: u64, stamp: u64) -> Record {
+    Record::Alive { node, liveness, last: Slot(last), stamp: Instant(stamp) }
 }
 
 fn expire(node: NodeId, liveness: u64, last: u64) -> Record {
@@ -66,36 +66,38 @@ fn a_node_lives_by_renewals_of_the_epoch_it_took_up() {
         &[
             join(A, 1, 5),
             Record::Node { node: A, capacity: 10 },
-            alive(A, 0, 5),
+            alive(A, 0, 0, 5),
             join(A, 1, 6),
-            alive(A, 1, 9),
-            alive(A, 1, 8),
-            alive(A, 2, 10),
+            alive(A, 1, 4, 9),
+            alive(A, 1, 5, 8),
+            alive(A, 1, 4, 10),
+            alive(A, 2, 5, 10),
             expire(A, 1, 4),
             expire(A, 1, 5),
-            alive(A, 1, 20),
+            alive(A, 1, 5, 20),
             expire(A, 1, 5),
             join(A, 1, 21),
             join(A, 2, 22),
-            alive(A, 2, 30),
+            alive(A, 2, 14, 30),
             join(A, 4, 40),
         ],
         &expect![[r#"
             1 Join { node: NodeId(1), liveness: 1, incarnation: 1001, stamp: Instant(5) }: Unknown
             2 Node { node: NodeId(1), capacity: 10 }: Applied
-            3 Alive { node: NodeId(1), liveness: 0, stamp: Instant(5) }: Stale
+            3 Alive { node: NodeId(1), liveness: 0, last: Slot(0), stamp: Instant(5) }: Stale
             4 Join { node: NodeId(1), liveness: 1, incarnation: 1001, stamp: Instant(6) }: Applied
-            5 Alive { node: NodeId(1), liveness: 1, stamp: Instant(9) }: Applied
-            6 Alive { node: NodeId(1), liveness: 1, stamp: Instant(8) }: Stale
-            7 Alive { node: NodeId(1), liveness: 2, stamp: Instant(10) }: Stale
-            8 Expire { node: NodeId(1), liveness: 1, last: Slot(4) }: Stale
-            9 Expire { node: NodeId(1), liveness: 1, last: Slot(5) }: Applied
-            10 Alive { node: NodeId(1), liveness: 1, stamp: Instant(20) }: Stale
-            11 Expire { node: NodeId(1), liveness: 1, last: Slot(5) }: Stale
-            12 Join { node: NodeId(1), liveness: 1, incarnation: 1001, stamp: Instant(21) }: Stale
-            13 Join { node: NodeId(1), liveness: 2, incarnation: 1002, stamp: Instant(22) }: Applied
-            14 Alive { node: NodeId(1), liveness: 2, stamp: Instant(30) }: Applied
-            15 Join { node: NodeId(1), liveness: 4, incarnation: 1004, stamp: Instant(40) }: Stale
+            5 Alive { node: NodeId(1), liveness: 1, last: Slot(4), stamp: Instant(9) }: Applied
+            6 Alive { node: NodeId(1), liveness: 1, last: Slot(5), stamp: Instant(8) }: Stale
+            7 Alive { node: NodeId(1), liveness: 1, last: Slot(4), stamp: Instant(10) }: Stale
+            8 Alive { node: NodeId(1), liveness: 2, last: Slot(5), stamp: Instant(10) }: Stale
+            9 Expire { node: NodeId(1), liveness: 1, last: Slot(4) }: Stale
+            10 Expire { node: NodeId(1), liveness: 1, last: Slot(5) }: Applied
+            11 Alive { node: NodeId(1), liveness: 1, last: Slot(5), stamp: Instant(20) }: Stale
+            12 Expire { node: NodeId(1), liveness: 1, last: Slot(5) }: Stale
+            13 Join { node: NodeId(1), liveness: 1, incarnation: 1001, stamp: Instant(21) }: Stale
+            14 Join { node: NodeId(1), liveness: 2, incarnation: 1002, stamp: Instant(22) }: Applied
+            15 Alive { node: NodeId(1), liveness: 2, last: Slot(14), stamp: Instant(30) }: Applied
+            16 Join { node: NodeId(1), liveness: 4, incarnation: 1004, stamp: Instant(40) }: Stale
         "#]],
     );
 }
@@ -188,7 +190,7 @@ fn the_bytes_of_records_are_these() {
         Record::Group { group: GroupId(7), replicas: vec![A, B, L] },
         Record::Weigh { weights: vec![(GroupId(7), u64::MAX), (GroupId(8), 0)] },
         Record::Join { node: A, liveness: 3, incarnation: u64::MAX, stamp: Instant(1_000_000) },
-        alive(A, 3, 2_000_000),
+        alive(A, 3, 1_000, 2_000_000),
         expire(A, 3, 130),
         take(A, 9, 127),
         step(10, Step::Prepare(Preparation::TellProducers), 1),
@@ -204,7 +206,7 @@ fn the_bytes_of_records_are_these() {
         010307030102ac02
         01040207ffffffffffffffffff010800
         01050103ffffffffffffffffff01c0843d
-        0106010380897a
+        01060103e80780897a
         010701038201
         0108097f01010701020432
         01090a0201
@@ -220,7 +222,7 @@ fn the_bytes_of_records_are_these() {
 fn the_bytes_of_a_snapshot_are_these() {
     let mut system = two_nodes();
     let drain = Record::Drain { node: B, draining: true };
-    tell(&mut system, &[alive(A, 1, 300), take(A, 0, 0), expire(B, 1, 4), drain]);
+    tell(&mut system, &[alive(A, 1, 3, 300), take(A, 0, 0), expire(B, 1, 4), drain]);
     expect!["01090102010a0001e907ac0206020a0101e90706000107000201020101010107010204013207"]
         .assert_eq(&hex(&system.snapshot()));
     assert_eq!(System::restore(&System::default().snapshot()), Ok(System::default()));
@@ -246,8 +248,8 @@ fn bytes_that_are_no_record_are_told_apart() {
 #[should_panic(expected = "slot 1 is applied after 1")]
 fn a_slot_is_applied_once() {
     let mut system = System::default();
-    system.apply(Slot(1), &alive(A, 1, 1));
-    system.apply(Slot(1), &alive(A, 1, 1));
+    system.apply(Slot(1), &alive(A, 1, 0, 1));
+    system.apply(Slot(1), &alive(A, 1, 0, 1));
 }
 
 fn steps() -> impl Strategy<Value = Step> {
@@ -280,7 +282,8 @@ fn records() -> impl Strategy<Value = Record> {
             incarnation,
             stamp: Instant(stamp)
         }),
-        (node(), number(), number()).prop_map(|(node, liveness, stamp)| alive(node, liveness, stamp)),
+        (node(), number(), number(), number())
+            .prop_map(|(node, liveness, last, stamp)| alive(node, liveness, last, stamp)),
         (node(), number(), number()).prop_map(|(node, liveness, last)| expire(node, liveness, last)),
         take,
         (number(), steps(), number()).prop_map(|(fence, to, stamp)| step(fence, to, stamp)),

@@ -126,11 +126,17 @@ impl Checks {
         Ok(())
     }
 
-    pub(super) fn installed(&mut self, node: usize, group: usize, slot: Slot, chain: u64) -> Result<(), Violation> {
+    pub(super) fn installed(
+        &mut self,
+        node: usize,
+        group: usize,
+        slot: Slot,
+        chain: Option<u64>,
+    ) -> Result<(), Violation> {
         self.told[node][group] = slot;
         let index = usize::try_from(slot.0).expect("logs are short").checked_sub(1);
         match index.and_then(|index| self.decided[group].get(index)) {
-            Some((_, first)) if *first == chain => Ok(()),
+            Some((_, first)) if chain.is_none_or(|chain| *first == chain) => Ok(()),
             _ => broken(Rule::SnapshotIsTheLog, format!("n{} installs another state of slot {slot}", node + 1)),
         }
     }
@@ -167,7 +173,7 @@ impl Checks {
             let name = |(node, until, epoch): (usize, Instant, u64)| {
                 format!("n{} of epoch {epoch} until {}", node + 1, until.0)
             };
-            return broken(Rule::OneMaster, format!("{} and {} serve group {}", name(one), name(two), group + 1));
+            return broken(Rule::OneMaster, format!("{} and {} serve group {group}", name(one), name(two)));
         }
         Ok(())
     }

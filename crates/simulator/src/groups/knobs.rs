@@ -59,6 +59,8 @@ pub struct Knobs {
     pub steps: u64,
     pub nodes: u32,
     pub groups: u32,
+    /// Whether there is a system group, too, by which idle masters renew.
+    pub has_system: bool,
     /// Times are in microseconds.
     pub delay: (u64, u64),
     pub sync: (u64, u64),
@@ -129,6 +131,7 @@ impl Knobs {
             batch_bytes: count(random, &[1, 64, 1 << 16]),
             linger: Duration::from_micros(of(random, &[0, 1_000, 5_000])),
             waiting_bytes: count(random, &[32, 1 << 16]),
+            system_slots: of(random, &[5, 30, 1_000]),
             chunk_bytes: count(random, &[16, 100, 1 << 16]),
             deviation: Deviation {
                 defence: match random.below(4) {
@@ -148,10 +151,11 @@ impl Knobs {
             steps: 2_000 + random.below(1_000),
             nodes: if random.below(3) == 0 { 5 } else { 3 },
             groups: u32::try_from(1 + random.below(2)).expect("it is small"),
+            has_system: random.coin(),
             delay: (50, slowest),
             sync: (20, of(random, &[200, 1_000, 10_000])),
             tick: micros(random, 1_000, 5_000),
-            proposal: of(random, &[300, 1_000, 5_000]),
+            proposal: of(random, &[300, 1_000, 5_000, 100_000]),
             trouble: of(random, &[3_000, 10_000, 40_000]),
             loss: [0.0, 0.01, 0.1][random.index(3)],
             doubling: [0.0, 0.02, 0.2][random.index(3)],

@@ -26,6 +26,9 @@ pub trait Program: Sized {
     /// Of a record that is durable: what it does to the log on the disk.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
+    /// At each tick, for what an operator would do.
+    fn attend(&mut self, _now: Instant, _out: &mut Out<Self::Message>) {}
+
     /// For a trace.
     fn describe(message: &Self::Message) -> String;
 }
@@ -35,6 +38,8 @@ pub trait Program: Sized {
 pub struct Seat<'a> {
     pub me: NodeId,
     pub groups: &'a [GroupId],
+    /// All that there are, or may come.
+    pub everyone: &'a [NodeId],
     /// The members of logs that begin.
     pub founders: &'a [NodeId],
     pub knobs: &'a Knobs,
@@ -88,11 +93,11 @@ pub enum Told {
         value: u64,
         chain: u64,
     },
-    /// All up to `slot` is here, and applied.
+    /// All up to `slot` is here, and applied; without a chain where the program keeps a state of its own.
     Installed {
         group: GroupId,
         slot: Slot,
-        chain: u64,
+        chain: Option<u64>,
     },
     Acknowledged {
         group: GroupId,
@@ -169,12 +174,13 @@ pub enum Incident {
     ConsentRefused,
     SnapshotInstalled,
     MembersChanged,
+    LivenessExpired,
     /// A core of nodes was healed, and went on.
     Healed,
 }
 
 impl Incident {
-    pub const ALL: [Incident; 23] = [
+    pub const ALL: [Incident; 24] = [
         Incident::Crash,
         Incident::Pause,
         Incident::Partition,
@@ -197,6 +203,7 @@ impl Incident {
         Incident::ConsentRefused,
         Incident::SnapshotInstalled,
         Incident::MembersChanged,
+        Incident::LivenessExpired,
         Incident::Healed,
     ];
 }

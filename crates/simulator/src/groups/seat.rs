@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use paxos::{
-    Ballot, Claim, Effects, Event, GroupId, Instant, Mastership, Message, Node, NodeInput, ProposalId, Record,
-    Shortened, Slot, Token, Value,
+    Ballot, Claim, Effects, Event, GroupId, Instant, Mastership, Message, Node, NodeId, NodeInput, Process, ProposalId,
+    Record, Shortened, Slot, Token, Value,
 };
 
 use super::program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
 
 pub struct Core {
+    everyone: Vec<NodeId>,
     node: Node,
     effects: Effects,
     applications: BTreeMap<GroupId, Application>,
@@ -33,7 +34,7 @@ impl Application {
         self.chain.last().copied().unwrap_or_default()
     }
 
-    fn happened(&mut self, value: &Value) -> Option<Incident> {
+    fn happened(&mut self, value: &Value, is_system: bool) -> Option<Incident> {
         let is_void = self.wish.take().is_some();
         match value {
             Value::BeMaster(wish) => self.wish = Some(wish.claim),
@@ -42,10 +43,16 @@ impl Application {
                 self.mastership = self.mastership.map(|before| Mastership { shortened: Some(shortened), ..before });
             }
             Value::Members(_) => return Some(Incident::MembersChanged),
+            Value::Data(batch) if is_system && batch.iter().any(expires) => return Some(Incident::LivenessExpired),
             Value::Noop | Value::Data(_) => {}
         }
         is_void.then_some(Incident::VoidBeMaster)
     }
+}
+
+fn expires(entry: &Bytes) -> bool {
+    use paxos::system::Record;
+    matches!(Record::decode(entry), Ok(Record::Expire { .. }))
 }
 
 /// Bytes of a snapshot, so that it takes several messages.
@@ -59,9 +66,11 @@ impl Program for Core {
         let groups: Vec<_> = seat.groups.iter().map(|group| (*group, seat.founders.to_vec())).collect();
         let options = Arc::new(seat.knobs.options.clone());
         let mut effects = Effects { token: Token(out.token), ..Effects::default() };
-        let node = Node::start(seat.me, &options, &groups, records, now, &mut effects);
+        // Drawn anew for each process: tokens only rise.
+        let process = Process { node: seat.me, incarnation: mix(out.token << 8 ^ u64::from(seat.me.0)) };
+        let node = Node::start(process, &options, &groups, records, now, &mut effects);
         let applications = seat.groups.iter().map(|group| (*group, Application::default())).collect();
-        let mut core = Core { node, effects, applications };
+        let mut core = Core { node, effects, applications, everyone: seat.everyone.to_vec() };
         core.collect(out);
         core
     }
@@ -84,6 +93,21 @@ impl Program for Core {
         };
         self.effects.token = Token(out.token);
         self.node.step(now, input, &mut self.effects);
+        self.collect(out);
+    }
+
+    /// Makes all nodes known to the system group.
+    fn attend(&mut self, now: Instant, out: &mut Out<Self::Message>) {
+        let Some(group) = self.node.group(GroupId::SYSTEM) else { return };
+        if group.serves(now).is_none() || self.node.system().nodes().len() == self.everyone.len() {
+            return;
+        }
+        self.effects.token = Token(out.token);
+        for node in self.everyone.clone() {
+            let entry = paxos::system::Record::Node { node, capacity: 1 }.encode().into();
+            let input = NodeInput::Group { group: GroupId::SYSTEM, input: paxos::Input::Forward { entry } };
+            self.node.step(now, input, &mut self.effects);
+        }
         self.collect(out);
     }
 
@@ -129,6 +153,7 @@ impl Core {
             Order::Shorten(to, micros) => paxos::Input::Shorten { to, remaining: Duration::from_micros(micros) },
             Order::Admit(node) => paxos::Input::Admit { node },
             Order::Dismiss(node) => paxos::Input::Dismiss { node },
+            Order::Snapshot(_) if group == GroupId::SYSTEM => return None,
             Order::Snapshot(back) => {
                 let application = &self.applications[&group];
                 let index = (application.chain.len() as u64).checked_sub(1 + back)?;
@@ -159,10 +184,15 @@ impl Core {
         let told = match event {
             Event::Decided { slot, entry } => {
                 let value = stands_for(&entry);
-                let chain = mix(application.last() ^ value);
+                // The node itself is the application of the system group, and makes its snapshots.
+                let chain = if group == GroupId::SYSTEM { value } else { mix(application.last() ^ value) };
                 application.chain.push(chain);
-                out.told.extend(application.happened(&entry.value).map(Told::Happened));
+                out.told.extend(application.happened(&entry.value, group == GroupId::SYSTEM).map(Told::Happened));
                 Told::Decided { group, slot, value, chain }
+            }
+            Event::Installed(snapshot) if group == GroupId::SYSTEM => {
+                out.told.push(Told::Happened(Incident::SnapshotInstalled));
+                Told::Installed { group, slot: snapshot.position.slot, chain: None }
             }
             Event::Installed(snapshot) => {
                 let word = |at: usize| {
@@ -172,7 +202,7 @@ impl Core {
                 application.chain = vec![word(8)];
                 application.mastership = Some(snapshot.agreed.mastership);
                 out.told.push(Told::Happened(Incident::SnapshotInstalled));
-                Told::Installed { group, slot: snapshot.position.slot, chain: word(8) }
+                Told::Installed { group, slot: snapshot.position.slot, chain: Some(word(8)) }
             }
             Event::Acknowledged { id, slot } => Told::Acknowledged { group, slot, id: id.0 },
             Event::Refused { id, .. } => Told::Refused { id: id.0 },

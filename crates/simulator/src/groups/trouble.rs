@@ -83,7 +83,7 @@ impl<P: Program> World<P> {
     }
 
     fn move_master(&mut self, node: usize, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
-        let master = self.checks.server(group.0 as usize - 1).unwrap_or(node);
+        let master = self.checks.server(group.0 as usize).unwrap_or(node);
         self.ambush_later(master);
         if dice.coin() {
             return self.order(node, group, Order::Take);
@@ -122,7 +122,7 @@ impl<P: Program> World<P> {
 
     /// A damaged one is replaced; else one comes or goes.
     fn change_members(&mut self, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
-        let Some(master) = self.checks.server(group.0 as usize - 1) else { return Ok(()) };
+        let Some(master) = self.checks.server(group.0 as usize) else { return Ok(()) };
         let members = self.members(group);
         let is_member = |node: &usize| members.contains(&self.nodes[*node].id);
         let damaged = (0..self.nodes.len()).find(|node| is_member(node) && self.nodes[*node].is_doomed);
@@ -169,10 +169,11 @@ impl<P: Program> World<P> {
         let lease = u64::try_from(self.knobs.options.lease.as_micros()).expect("it is short");
         let begun = self.now;
         let patience = 40 * lease + 10_000_000;
-        let before: Vec<u64> = (0..self.groups.len()).map(|group| self.checks.count(group)).collect();
+        let before: Vec<u64> = self.groups.iter().map(|group| self.checks.count(group.0 as usize)).collect();
         while self.now < begun + patience {
             self.run(1_000, begun + patience)?;
-            let goes_on = (0..self.groups.len()).all(|group| self.checks.count(group) >= before[group] + 5);
+            let mut groups = self.groups.iter().zip(&before);
+            let goes_on = groups.all(|(group, before)| self.checks.count(group.0 as usize) >= before + 5);
             if goes_on {
                 self.checks.happened(Incident::Healed);
                 return Ok(());

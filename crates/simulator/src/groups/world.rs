@@ -34,6 +34,7 @@ pub(super) struct World<P: Program> {
     sequence: u64,
     proposals: u64,
     founders: Vec<NodeId>,
+    everyone: Vec<NodeId>,
     trace: u64,
     /// The trace as lines, if anybody wants to read it.
     pub(super) lines: Option<Vec<String>>,
@@ -97,10 +98,10 @@ impl<P: Program> World<P> {
     pub(super) fn new(knobs: Knobs, is_read: bool) -> Self {
         let mut random = Random::new(mix(knobs.seed));
         let count = knobs.nodes as usize + SPARES;
-        let ids = (1..).map(NodeId).take(count);
-        let groups = (1..=knobs.groups).map(GroupId).collect::<Vec<_>>();
-        let nodes = ids.map(|id| Member {
-            id,
+        let everyone: Vec<_> = (1..).map(NodeId).take(count).collect();
+        let groups: Vec<_> = (u32::from(!knobs.has_system)..=knobs.groups).map(GroupId).collect();
+        let nodes = everyone.iter().map(|id| Member {
+            id: *id,
             program: None,
             life: 0,
             disk: Disk::default(),
@@ -118,7 +119,7 @@ impl<P: Program> World<P> {
             now: 1,
             steps: 0,
             is_cut: vec![vec![false; count]; count],
-            checks: Checks::new(count, groups.len(), knobs.is_clock_broken),
+            checks: Checks::new(count, knobs.groups as usize + 1, knobs.is_clock_broken),
             groups,
             nodes,
             is_peaceful: false,
@@ -128,6 +129,7 @@ impl<P: Program> World<P> {
             sequence: 0,
             proposals: 0,
             founders,
+            everyone,
             trace: 0,
             lines: is_read.then(Vec::new),
             random,
@@ -207,7 +209,7 @@ impl<P: Program> World<P> {
             Event::Resume { node } => return self.resume(node),
             Event::Restart { node } => return self.start(node),
             Event::Crash { node, life } if self.nodes[node].life == life && !self.is_peaceful => {
-                let after = self.random.below(20_000);
+                let after = self.random.below(3_000);
                 self.restart_later(node, after);
                 return self.crash(node);
             }
@@ -240,6 +242,18 @@ impl<P: Program> World<P> {
             self.schedule(after, Event::Crash { node, life });
         } else {
             self.isolate(node);
+            if self.random.below(3) == 0 {
+                self.crash_others(node);
+            }
+        }
+    }
+
+    /// All but this one, which has a lease from them, and for less than that.
+    fn crash_others(&mut self, node: usize) {
+        for other in (0..self.nodes.len()).filter(|other| *other != node) {
+            let after = self.random.below(2 * self.knobs.delay.1);
+            let life = self.nodes[other].life;
+            self.schedule(after, Event::Crash { node: other, life });
         }
     }
 
@@ -284,6 +298,10 @@ impl<P: Program> World<P> {
         if self.is_up(node) || self.nodes[node].is_damaged {
             return Ok(());
         }
+        // A machine's clock begins anew with it.
+        let base = self.random.below(1 << 30);
+        let clock = &mut self.nodes[node].clock;
+        (clock.base, clock.true_base) = (base, self.now);
         let now = self.clock(node);
         let member = &mut self.nodes[node];
         let Ok(records) = member.disk.open() else {
@@ -294,17 +312,17 @@ impl<P: Program> World<P> {
         member.life += 1;
         let is_founder = self.founders.contains(&member.id);
         let founders: &[NodeId] = if is_founder { &self.founders } else { &[] };
-        let seat = Seat { me: member.id, groups: &self.groups, founders, knobs: &self.knobs };
+        let seat = Seat { me: member.id, groups: &self.groups, everyone: &self.everyone, founders, knobs: &self.knobs };
         member.out = Out { token: member.out.token + 1, ..Out::default() };
         self.checks.starts(node);
         for record in &records {
             let checks = &mut self.checks;
-            P::note(record, &mut |group, change| checks.on_disk(node, group.0 as usize - 1, change));
+            P::note(record, &mut |group, change| checks.on_disk(node, group.0 as usize, change));
         }
         let program = P::start(&seat, records, now, &mut member.out);
         let life = member.life;
-        for (index, group) in self.groups.iter().enumerate() {
-            self.checks.remembers(node, index, program.view(*group).promised)?;
+        for group in &self.groups {
+            self.checks.remembers(node, group.0 as usize, program.view(*group).promised)?;
         }
         member.program = Some(program);
         self.note(node, || "starts".to_owned());
@@ -324,7 +342,11 @@ impl<P: Program> World<P> {
             Mutation::WallClock => Instant(now.0.saturating_add_signed(wall)),
             Mutation::None | Mutation::Core(_) => now,
         };
+        let is_tick = matches!(input, Input::Tick);
         program.step(told, input, &mut member.out);
+        if is_tick {
+            program.attend(told, &mut member.out);
+        }
         self.collect(node)
     }
 
@@ -345,8 +367,7 @@ impl<P: Program> World<P> {
         }
         for (to, message) in sends.drain(..) {
             if let Some((group, ballot)) = P::vow(&message) {
-                let index = self.groups.iter().position(|known| *known == group).expect("it is one of ours");
-                self.checks.vows(node, index, ballot)?;
+                self.checks.vows(node, group.0 as usize, ballot)?;
             }
             self.send(node, to, message);
         }
@@ -356,8 +377,9 @@ impl<P: Program> World<P> {
 
     /// Who serves.
     fn look(&mut self, node: usize) -> Result<(), Violation> {
-        for index in 0..self.groups.len() {
-            let group = self.groups[index];
+        for at in 0..self.groups.len() {
+            let group = self.groups[at];
+            let index = group.0 as usize;
             let wall = if self.knobs.mutant == Mutation::WallClock { self.nodes[node].clock.wall } else { 0 };
             let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
             let serves = view.and_then(|view| view.serves);
@@ -371,7 +393,7 @@ impl<P: Program> World<P> {
 
     fn hear(&mut self, node: usize, told: Told) -> Result<(), Violation> {
         self.note(node, || format!("{told:?}"));
-        let index = |group: GroupId| group.0 as usize - 1;
+        let index = |group: GroupId| group.0 as usize;
         match told {
             Told::Decided { group, slot, value, chain } => {
                 self.trace = mix(self.trace ^ chain);
@@ -464,7 +486,7 @@ impl<P: Program> World<P> {
         let (token, fresh) = self.nodes[node].disk.synced();
         for record in self.nodes[node].disk.records(fresh) {
             let checks = &mut self.checks;
-            P::note(&record, &mut |group, change| checks.on_disk(node, group.0 as usize - 1, change));
+            P::note(&record, &mut |group, change| checks.on_disk(node, group.0 as usize, change));
         }
         self.sync(node);
         match token {
@@ -537,8 +559,8 @@ impl<P: Program> World<P> {
 
     fn propose(&mut self) -> Result<(), Violation> {
         self.proposals += 1;
-        let index = self.random.index(self.groups.len());
-        let group = self.groups[index];
+        let index = 1 + self.random.index(self.knobs.groups as usize);
+        let group = GroupId(u32::try_from(index).expect("they are few"));
         let server = self.checks.server(index).filter(|_| self.random.below(8) > 0);
         let node = server.unwrap_or_else(|| self.random.index(self.nodes.len()));
         if self.nodes[node].is_paused {

@@ -1,0 +1,140 @@
+//! A node's place in the system group: that it is alive, and who is not.
+//!
+//! One record renews the leases of all paxos groups of which a node is master, idle or not. A node's liveness epoch is taken up
+//! by a process when it starts, and is never another process's; its lease counts from before the record that renewed it was
+//! proposed, by the node's own clock, and only once that is decided. It is decided to be over by who has waited for as long as
+//! it may run, and by the record's compare-and-swap not renewed since; only then may others follow where its node was master.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::ids::{Instant, NodeId, Slot};
+use crate::options::Options;
+use crate::simulation::Mutant;
+use crate::system::{self, Record, System};
+
+#[derive(Debug)]
+pub(crate) struct Liveness {
+    me: NodeId,
+    /// Of this process, and no other of this node.
+    incarnation: u64,
+    system: System,
+    /// How many records were applied: their places, for the system's compare-and-swaps.
+    applied: u64,
+    asked: Option<Instant>,
+    /// Of each node that is alive: its last renewal, and when this node learned it.
+    seen: BTreeMap<NodeId, ((u64, Slot), Instant)>,
+}
+
+/// What is to be told to the paxos groups.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct News {
+    /// This node's liveness epoch and the end of its lease; 0 without one.
+    pub(crate) lease: (u64, Instant),
+    /// Of each node, all up to this are over.
+    pub(crate) expired: Vec<(NodeId, u64)>,
+    pub(crate) nodes: Vec<NodeId>,
+}
+
+impl Liveness {
+    pub(crate) fn new(me: NodeId, incarnation: u64) -> Self {
+        Liveness { me, incarnation, system: System::default(), applied: 0, asked: None, seen: BTreeMap::new() }
+    }
+
+    pub(crate) fn system(&self) -> &System {
+        &self.system
+    }
+
+    /// # Panics
+    /// If an entry is no record: somebody else proposes to the system group.
+    pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant) {
+        for entry in entries {
+            let record = Record::decode(entry).expect("only records are proposed to the system group");
+            self.applied += 1;
+            self.system.apply(Slot(self.applied), &record);
+        }
+        self.look(now);
+    }
+
+    pub(crate) fn snapshot(&self) -> Bytes {
+        let mut bytes = self.applied.to_le_bytes().to_vec();
+        bytes.extend_from_slice(&self.system.snapshot());
+        bytes.into()
+    }
+
+    /// # Errors
+    /// If these are not the bytes of a snapshot.
+    pub(crate) fn restore(&mut self, bytes: &[u8], now: Instant) -> Result<(), system::DecodeError> {
+        let Some((applied, rest)) = bytes.split_first_chunk() else { return Err(system::DecodeError::Short) };
+        (self.applied, self.system) = (u64::from_le_bytes(*applied), System::restore(rest)?);
+        self.look(now);
+        Ok(())
+    }
+
+    /// What it sees now it may have missed for as long as it likes: it counts from here.
+    fn look(&mut self, now: Instant) {
+        for (id, node) in self.system.nodes() {
+            let Some(alive) = node.alive else {
+                self.seen.remove(id);
+                continue;
+            };
+            let renewal = (node.liveness, alive);
+            if self.seen.get(id).is_none_or(|(known, _)| *known != renewal) {
+                self.seen.insert(*id, (renewal, now));
+            }
+        }
+    }
+
+    pub(crate) fn news(&self, options: &Options) -> News {
+        let mine = self.system.node(self.me).filter(|node| self.is_mine(node, options));
+        let lease = mine.map_or((0, Instant::default()), |node| (node.liveness, node.stamp + options.lease));
+        let over =
+            |node: &system::Node| if node.alive.is_some() { node.liveness.saturating_sub(1) } else { node.liveness };
+        News {
+            lease,
+            expired: self.system.nodes().iter().map(|(id, node)| (*id, over(node))).collect(),
+            nodes: self.system.nodes().keys().copied().collect(),
+        }
+    }
+
+    /// What to propose to the system group: that this node is alive, and, on its master, who is not.
+    pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
+        let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
+        let hasty = options.deviation.is(Mutant::ExpiresAtOnce);
+        let wait = if hasty { options.lease / 2 } else { options.stretched(options.lease) };
+        if is_master {
+            for (node, ((liveness, last), seen)) in &mut self.seen {
+                if now.since(*seen) >= wait {
+                    records.push(Record::Expire { node: *node, liveness: *liveness, last: *last });
+                    // Again after a while, if that comes to nothing.
+                    *seen = now - wait + options.resend;
+                }
+            }
+        }
+        records
+    }
+
+    /// Whether the node's liveness epoch is one that this process took up, and is not over.
+    fn is_mine(&self, node: &system::Node, options: &Options) -> bool {
+        let is_its = node.incarnation == self.incarnation || options.deviation.is(Mutant::LivesOn);
+        is_its && node.alive.is_some()
+    }
+
+    fn own(&mut self, now: Instant, options: &Options) -> Option<Record> {
+        let is_mine = self.is_mine(self.system.node(self.me)?, options);
+        let pause: Duration = if is_mine { options.lease / 4 } else { options.resend };
+        if self.asked.is_some_and(|asked| now.since(asked) < pause) {
+            return None;
+        }
+        self.asked = Some(now);
+        let (node, stamp) = (self.me, now);
+        let known = self.system.node(self.me)?;
+        Some(if is_mine {
+            Record::Alive { node, liveness: known.liveness, last: known.alive?, stamp }
+        } else {
+            Record::Join { node, liveness: known.liveness + 1, incarnation: self.incarnation, stamp }
+        })
+    }
+}
