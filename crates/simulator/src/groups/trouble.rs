@@ -49,6 +49,12 @@ impl<P: Program> World<P> {
                 }
             }
             Fault::Members => return self.change_members(group, &mut dice),
+            // A master that has long been one, and may be idle.
+            Fault::Ambushes if dice.chance(self.knobs.ambush) => {
+                if let Some(master) = self.checks.server(group.0 as usize) {
+                    self.isolate(master);
+                }
+            }
             Fault::Loss | Fault::Doubling | Fault::Tails | Fault::SlowSyncs | Fault::FailedSyncs | Fault::Ambushes => {}
             Fault::Crashes | Fault::BitFlips | Fault::Pauses => {}
         }

@@ -266,7 +266,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    fn isolate(&mut self, node: usize) {
+    pub(super) fn isolate(&mut self, node: usize) {
         if self.is_peaceful {
             return;
         }
