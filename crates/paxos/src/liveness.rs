@@ -102,8 +102,7 @@ impl Liveness {
     /// What to propose to the system group: that this node is alive, and, on its master, who is not.
     pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
         let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
-        let hasty = options.deviation.is(Mutant::ExpiresAtOnce);
-        let wait = if hasty { options.lease / 2 } else { options.stretched(options.lease) };
+        let wait = options.stretched(options.lease);
         if is_master {
             for (node, ((liveness, last), seen)) in &mut self.seen {
                 if now.since(*seen) >= wait {

@@ -55,8 +55,6 @@ pub enum Mutant {
     ShortensFromDecision,
     /// A candidate takes its own log, and not the one that is ahead.
     IgnoresLogAhead,
-    /// A node's liveness epoch is said to be over before it is.
-    ExpiresAtOnce,
     /// A master whose paxos group is idle is taken to be gone, though its node is alive.
     TakesFromTheLiving,
     /// A process takes the lease of the one before it for its own.
@@ -65,7 +63,7 @@ pub enum Mutant {
 
 #[cfg(feature = "mutants")]
 impl Mutant {
-    pub const ALL: [Mutant; 21] = [
+    pub const ALL: [Mutant; 20] = [
         Mutant::ForgetsPromise,
         Mutant::VotesBeforeSync,
         Mutant::VotesWithGap,
@@ -84,7 +82,6 @@ impl Mutant {
         Mutant::ChangesMembersTwice,
         Mutant::ShortensFromDecision,
         Mutant::IgnoresLogAhead,
-        Mutant::ExpiresAtOnce,
         Mutant::TakesFromTheLiving,
         Mutant::LivesOn,
     ];
