@@ -1,5 +1,6 @@
 //! What must be so after every step.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use paxos::{Ballot, Instant, Slot};
@@ -25,6 +26,8 @@ pub enum Rule {
     OneMaster,
     /// What was acknowledged is not durable at a quorum.
     AcknowledgedIsDurable,
+    /// A proposal is not where its client was told, or was decided though it was refused, or decided twice.
+    ToldTheTruth,
     /// What a snapshot holds is not what the log would have made.
     SnapshotIsTheLog,
     /// A core of nodes was healed, and did not go on.
@@ -48,6 +51,9 @@ pub(super) struct Checks {
     decided: Vec<Vec<(u64, u64)>>,
     /// Of each node and group: up to where it told.
     told: Vec<Vec<Slot>>,
+    /// In which group and slot a proposal was decided.
+    held: BTreeMap<u64, (usize, Slot)>,
+    refused: BTreeSet<u64>,
     vowed: Vec<Vec<Ballot>>,
     /// Of each node and group: until when it serves, by its clock, and its epoch.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
@@ -69,6 +75,8 @@ impl Checks {
         Checks {
             decided: vec![Vec::new(); groups],
             told: vec![vec![Slot(0); groups]; nodes],
+            held: BTreeMap::new(),
+            refused: BTreeSet::new(),
             vowed: vec![vec![Ballot::NONE; groups]; nodes],
             serving: vec![vec![None; groups]; nodes],
             disks: vec![vec![Shadow::default(); groups]; nodes],
@@ -123,6 +131,25 @@ impl Checks {
                 return broken(Rule::OneValuePerSlot, format!("n{} decides another entry in slot {slot}", node + 1));
             }
         }
+        Ok(())
+    }
+
+    pub(super) fn holds(&mut self, group: usize, slot: Slot, id: u64) -> Result<(), Violation> {
+        if self.refused.contains(&id) {
+            return broken(Rule::ToldTheTruth, format!("{id} was refused, and is decided in slot {slot}"));
+        }
+        let first = *self.held.entry(id).or_insert((group, slot));
+        if first != (group, slot) {
+            return broken(Rule::ToldTheTruth, format!("{id} is decided in slot {slot}, and in slot {} too", first.1));
+        }
+        Ok(())
+    }
+
+    pub(super) fn refused(&mut self, id: u64) -> Result<(), Violation> {
+        if let Some((_, slot)) = self.held.get(&id) {
+            return broken(Rule::ToldTheTruth, format!("{id} is refused, and was decided in slot {slot}"));
+        }
+        self.refused.insert(id);
         Ok(())
     }
 
@@ -206,6 +233,7 @@ impl Checks {
         &mut self,
         group: usize,
         slot: Slot,
+        id: u64,
         members: &[Vec<usize>; 2],
     ) -> Result<(), Violation> {
         self.acknowledged += 1;
@@ -213,6 +241,9 @@ impl Checks {
         let Some((value, _)) = self.decided[group].get(index) else {
             return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged and not decided"));
         };
+        if self.held.get(&id) != Some(&(group, slot)) {
+            return broken(Rule::ToldTheTruth, format!("{id} is acknowledged, and not in slot {slot}"));
+        }
         let has = |node: &&usize| {
             let shadow = &self.disks[**node][group];
             let above = slot.0.checked_sub(shadow.base + 1).and_then(|above| usize::try_from(above).ok());

@@ -93,6 +93,12 @@ pub enum Told {
         value: u64,
         chain: u64,
     },
+    /// A proposal that is in a slot which is decided.
+    Holds {
+        group: GroupId,
+        slot: Slot,
+        id: u64,
+    },
     /// All up to `slot` is here, and applied; without a chain where the program keeps a state of its own.
     Installed {
         group: GroupId,

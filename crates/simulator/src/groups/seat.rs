@@ -188,6 +188,13 @@ impl Core {
                 let chain = if group == GroupId::SYSTEM { value } else { mix(application.last() ^ value) };
                 application.chain.push(chain);
                 out.told.extend(application.happened(&entry.value, group == GroupId::SYSTEM).map(Told::Happened));
+                if let Value::Data(batch) = &entry.value
+                    && group != GroupId::SYSTEM
+                {
+                    let ids =
+                        batch.iter().map(|bytes| u64::from_le_bytes(bytes[..].try_into().expect("it has 8 bytes")));
+                    out.told.extend(ids.map(|id| Told::Holds { group, slot, id }));
+                }
                 Told::Decided { group, slot, value, chain }
             }
             Event::Installed(snapshot) if group == GroupId::SYSTEM => {

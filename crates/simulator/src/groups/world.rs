@@ -400,15 +400,17 @@ impl<P: Program> World<P> {
                 self.checks.decided(node, index(group), slot, value, chain)
             }
             Told::Installed { group, slot, chain } => self.checks.installed(node, index(group), slot, chain),
-            Told::Acknowledged { group, slot, .. } => {
+            Told::Holds { group, slot, id } => self.checks.holds(index(group), slot, id),
+            Told::Acknowledged { group, slot, id } => {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
                 let Some(view) = view else { return Ok(()) };
                 let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
                 // The next change of members may have begun in this very step.
                 let members = [indexes(&view.members), indexes(&view.members_decided)];
-                self.checks.acknowledged(index(group), slot, &members)
+                self.checks.acknowledged(index(group), slot, id, &members)
             }
-            Told::Refused { .. } | Told::Unknown { .. } => Ok(()),
+            Told::Refused { id } => self.checks.refused(id),
+            Told::Unknown { .. } => Ok(()),
             Told::Leads | Told::Serves => {
                 self.ambush(node, told == Told::Leads);
                 Ok(())

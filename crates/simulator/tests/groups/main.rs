@@ -77,3 +77,12 @@ fn a_vote_that_is_forgotten_at_a_restart_is_caught() {
     }
     assert_eq!(caught::<Forgetful>(), Rule::PromisesKept);
 }
+
+#[test]
+fn an_acknowledgement_of_what_another_proposed_is_caught() {
+    struct Careless;
+    impl Driver for Careless {
+        const GOES_BY_PLACE: bool = true;
+    }
+    assert_eq!(caught::<Careless>(), Rule::ToldTheTruth);
+}

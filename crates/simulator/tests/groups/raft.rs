@@ -2,14 +2,14 @@
 //! calls broken is broken.
 //!
 //! Checked of it: one value for each slot, no gap, snapshots that are the log's, acknowledged only what is durable at a
-//! quorum, and terms and votes that a node never goes back behind, over restarts too. Its index 1 stands for the
+//! quorum and is what was proposed, and terms and votes that a node never goes back behind, over restarts too. Its index 1 stands for the
 //! founders, so slot n is index n + 1.
 //!
 //! Not checked: that one is master at a time. Its leases count ticks, which a bound on clocks says nothing about, and a
 //! follower that restarts, or hears of a higher term, votes before they are over. So a leader says that it served until
 //! the beginning of time: clients and operators find it, and [`simulator::groups::Rule::OneMaster`] has nothing to see.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
 
 use bytes::Bytes;
@@ -27,6 +27,8 @@ pub(crate) trait Driver {
     const HURRIES: Option<MessageType> = None;
     /// After a restart it does not know whom it voted for.
     const IS_FORGETFUL: bool = false;
+    /// Goes by the place of a proposal, and does not look whether it is what was decided there.
+    const GOES_BY_PLACE: bool = false;
 }
 
 pub(crate) struct Careful;
@@ -46,8 +48,8 @@ struct Replica {
     history: Vec<(u64, ConfState)>,
     /// What waits for a sync, in order.
     waiting: VecDeque<Waiting>,
-    /// Proposals of this leadership that are not decided.
-    proposed: BTreeSet<u64>,
+    /// By their index: proposals of this leadership that are not decided.
+    proposed: BTreeMap<u64, u64>,
     term: u64,
     /// Those that counted when the last step began.
     members_before: Vec<u64>,
@@ -176,7 +178,7 @@ impl Replica {
             node,
             history,
             waiting: VecDeque::new(),
-            proposed: BTreeSet::new(),
+            proposed: BTreeMap::new(),
             term: 0,
             ticks: 0,
         }
@@ -219,11 +221,12 @@ impl Replica {
                 Some(_) => self.waiting.push_back(waiting),
                 None => self.is_durable(waiting, out),
             }
-            self.apply(committed, out);
+            self.apply::<D>(committed, out);
         }
-        if self.node.raft.state != StateRole::Leader || self.node.raft.term != self.term {
+        let leads_on = self.node.raft.state == StateRole::Leader && self.node.raft.term == self.term;
+        if !leads_on && !D::GOES_BY_PLACE {
             self.term = self.node.raft.term;
-            out.told.extend(std::mem::take(&mut self.proposed).into_iter().map(|id| Told::Unknown { id }));
+            out.told.extend(std::mem::take(&mut self.proposed).into_values().map(|id| Told::Unknown { id }));
         }
     }
 
@@ -245,7 +248,7 @@ impl Replica {
         }
     }
 
-    fn apply(&mut self, entries: Vec<Entry>, out: &mut Out<Letter>) {
+    fn apply<D: Driver>(&mut self, entries: Vec<Entry>, out: &mut Out<Letter>) {
         for entry in entries {
             let value = stands_for(&entry);
             let chain = mix(self.chain() ^ value);
@@ -265,12 +268,15 @@ impl Replica {
             self.node.mut_store().newest = snapshot(entry.index, entry.term, members, chain);
             self.node.advance_apply_to(entry.index);
             out.told.push(Told::Decided { group: self.id, slot: slot(entry.index), value, chain });
-            match <[u8; 8]>::try_from(&entry.data[..]).map(u64::from_le_bytes) {
-                Ok(id) if leads && self.proposed.remove(&id) => {
+            if let Ok(id) = <[u8; 8]>::try_from(&entry.data[..]).map(u64::from_le_bytes) {
+                out.told.push(Told::Holds { group: self.id, slot: slot(entry.index), id });
+            }
+            match self.proposed.remove(&entry.index) {
+                Some(id) if leads || D::GOES_BY_PLACE => {
                     out.told.push(Told::Acknowledged { group: self.id, slot: slot(entry.index), id });
                 }
-                Err(_) if leads && entry.data.is_empty() => out.told.push(Told::Serves),
-                Ok(_) | Err(_) => {}
+                _ if leads && entry.data.is_empty() => out.told.push(Told::Serves),
+                Some(_) | None => {}
             }
         }
     }
@@ -292,7 +298,7 @@ impl Replica {
     fn propose(&mut self, id: u64, out: &mut Out<Letter>) {
         let leads = self.node.raft.state == StateRole::Leader;
         if leads && self.node.propose(Vec::new(), id.to_le_bytes().to_vec()).is_ok() {
-            self.proposed.insert(id);
+            self.proposed.insert(self.node.raft.raft_log.last_index(), id);
         } else {
             out.told.push(Told::Refused { id });
         }
@@ -343,7 +349,7 @@ impl Replica {
     fn tell_installed(&self, out: &mut Out<Letter>) {
         let base = self.node.store().base.get_metadata().index;
         if base > FOUNDED {
-            out.told.push(Told::Installed { group: self.id, slot: slot(base), chain: self.chain() });
+            out.told.push(Told::Installed { group: self.id, slot: slot(base), chain: Some(self.chain()) });
         }
     }
 
