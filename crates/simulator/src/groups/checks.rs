@@ -58,7 +58,8 @@ pub(super) struct Checks {
     /// Of each node and group: until when it serves, by its clock, and its epoch.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
     disks: Vec<Vec<Shadow>>,
-    acknowledged: u64,
+    /// Of each group.
+    acknowledged: Vec<u64>,
     incidents: u64,
     is_clock_broken: bool,
 }
@@ -80,7 +81,7 @@ impl Checks {
             vowed: vec![vec![Ballot::NONE; groups]; nodes],
             serving: vec![vec![None; groups]; nodes],
             disks: vec![vec![Shadow::default(); groups]; nodes],
-            acknowledged: 0,
+            acknowledged: vec![0; groups],
             incidents: 0,
             is_clock_broken,
         }
@@ -94,13 +95,13 @@ impl Checks {
         self.incidents
     }
 
-    pub(super) fn acknowledgements(&self) -> u64 {
-        self.acknowledged
-    }
-
     /// How many slots of the group are known to be decided.
     pub(super) fn count(&self, group: usize) -> u64 {
         self.decided[group].len() as u64
+    }
+
+    pub(super) fn acknowledgements(&self) -> &[u64] {
+        &self.acknowledged
     }
 
     /// What was not synced may be on the disk all the same, and is read again with all else.
@@ -236,7 +237,7 @@ impl Checks {
         id: u64,
         members: &[Vec<usize>; 2],
     ) -> Result<(), Violation> {
-        self.acknowledged += 1;
+        self.acknowledged[group] += 1;
         let index = usize::try_from(slot.0 - 1).expect("logs are short");
         let Some((value, _)) = self.decided[group].get(index) else {
             return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged and not decided"));

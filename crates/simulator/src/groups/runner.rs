@@ -42,7 +42,7 @@ pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> Outcome {
         steps: world.steps,
         trace_hash: world.hash(),
         incidents: world.checks.incidents(),
-        acknowledged: world.checks.acknowledgements(),
+        acknowledged: world.checks.acknowledgements().iter().sum(),
         lines: world.lines.take().unwrap_or_default(),
     }
 }
