@@ -88,7 +88,7 @@ impl<D: Driver> Program for Raft<D> {
                 shelf.hard_state.vote = 0;
             }
             let mut replica = Replica::new(group, seat, shelf);
-            replica.tell_installed(out);
+            replica.tell_installed(replica.node.store().base.get_metadata().index, out);
             replica.work::<D>(out);
             replicas.insert(group, replica);
         }
@@ -244,7 +244,7 @@ impl Replica {
             self.history = vec![(chain_of(&waiting.snapshot), meta.get_conf_state().clone())];
             self.node.advance_apply_to(meta.index);
             out.told.push(Told::Happened(Incident::SnapshotInstalled));
-            self.tell_installed(out);
+            self.tell_installed(meta.index, out);
         }
     }
 
@@ -281,7 +281,17 @@ impl Replica {
         }
     }
 
+    /// Whether a snapshot is on its way to the disk: the log begins above what is applied.
+    fn awaits_snapshot(&self) -> bool {
+        self.waiting.iter().any(|waiting| !waiting.snapshot.is_empty())
+    }
+
     fn tick(&mut self) {
+        // Who campaigns looks for changes of members that are not applied, and raft-rs panics where they are in a
+        // snapshot. TiKV does not tick either while one is pending (`on_raft_base_tick`).
+        if self.awaits_snapshot() {
+            return;
+        }
         self.node.tick();
         self.ticks += 1;
         if self.node.raft.state != StateRole::Leader || !self.ticks.is_multiple_of(self.node.raft.election_timeout()) {
@@ -332,7 +342,7 @@ impl Replica {
 
     /// The log up to so many slots back becomes a snapshot.
     fn trim(&mut self, back: u64, out: &mut Out<Letter>) {
-        if self.waiting.iter().any(|waiting| !waiting.snapshot.is_empty()) {
+        if self.awaits_snapshot() {
             return;
         }
         let Some(place) = (self.history.len() as u64).checked_sub(1 + back).filter(|place| *place > 0) else { return };
@@ -346,10 +356,9 @@ impl Replica {
         self.node.mut_store().apply(trimmed);
     }
 
-    fn tell_installed(&self, out: &mut Out<Letter>) {
-        let base = self.node.store().base.get_metadata().index;
-        if base > FOUNDED {
-            out.told.push(Told::Installed { group: self.id, slot: slot(base), chain: Some(self.chain()) });
+    fn tell_installed(&self, index: u64, out: &mut Out<Letter>) {
+        if index > FOUNDED {
+            out.told.push(Told::Installed { group: self.id, slot: slot(index), chain: Some(self.chain()) });
         }
     }
 
