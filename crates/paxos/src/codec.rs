@@ -18,8 +18,10 @@ use bytes::Bytes;
 use crate::agreed::{Agreed, Mastership, Shortened};
 use crate::effects::Record;
 use crate::entry::{BeMaster, Claim, Entry, Position, Shorten, Value};
-use crate::ids::{Ballot, Epoch, GroupId, NodeId, Slot, Tenure};
-use crate::message::{Message, Over, Snapshot, SnapshotHead};
+use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
+use crate::message::{Message, Orders, Over, Report, Serving, Snapshot, SnapshotHead};
+use crate::mover::Move;
+use crate::system::{Fence, Preparation, Scheme, Step};
 
 /// Of what is written. Older ones stay readable for as long as there may be such bytes.
 const VERSION: u8 = 1;
@@ -71,6 +73,7 @@ impl Message {
             Message::Accept { entries, .. } | Message::Pulled { entries, .. } => FIXED_BYTES + size(entries),
             Message::Snapshot { part, .. } => 2 * FIXED_BYTES + part.len(),
             Message::Forward { entry } => FIXED_BYTES + entry.len(),
+            Message::Report(report) => FIXED_BYTES * (1 + report.serves.len()),
             _ => FIXED_BYTES,
         });
         encode(self, group, out);
@@ -244,13 +247,24 @@ fn take_list<T: Coded>(from: &mut Reader) -> Result<Vec<T>, DecodeError> {
     Ok(list)
 }
 
-impl Coded for Vec<Entry> {
+impl<T: Coded> Coded for Vec<T> {
     fn put(&self, out: &mut Vec<u8>) {
         put_list(self, out);
     }
 
-    fn take(from: &mut Reader) -> Result<Vec<Entry>, DecodeError> {
+    fn take(from: &mut Reader) -> Result<Vec<T>, DecodeError> {
         take_list(from)
+    }
+}
+
+impl<T: Coded, U: Coded> Coded for (T, U) {
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+
+    fn take(from: &mut Reader) -> Result<(T, U), DecodeError> {
+        Ok((T::take(from)?, U::take(from)?))
     }
 }
 
@@ -342,6 +356,24 @@ coded_enum!(Message {
     12 => Consent { tenure, taker },
     13 => Decline { tenure },
     14 => Forward { entry },
+    15 => Report(report),
+    16 => Orders(orders),
+});
+
+coded_enum!(Step {
+    1 => Prepare(what),
+    2 => Handover(scheme),
+});
+
+coded_enum!(Preparation {
+    1 => SyncOffsets,
+    2 => TellProducers,
+});
+
+coded_enum!(Scheme {
+    1 => Consent,
+    2 => Shorten,
+    3 => Wait,
 });
 
 coded_enum!(Over {
@@ -365,6 +397,8 @@ coded_enum!(Claim {
 });
 
 coded_struct!(NodeId { 0 });
+coded_struct!(Instant { 0 });
+coded_struct!(Fence { 0 });
 coded_struct!(GroupId { 0 });
 coded_struct!(Slot { 0 });
 coded_struct!(Epoch { 0 });
@@ -379,3 +413,7 @@ coded_struct!(SnapshotHead { position, agreed, len });
 coded_struct!(Agreed { mastership, members });
 coded_struct!(Mastership { tenure, node, liveness, lease_slot, shortened });
 coded_struct!(Shortened { to, remaining });
+coded_struct!(Report { process, stamp, serves, prepared, refused });
+coded_struct!(Serving { group, epoch, members });
+coded_struct!(Orders { process, stamp, of, step, within });
+coded_struct!(Move { fence, group, from, to, epoch });

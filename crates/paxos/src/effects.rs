@@ -6,6 +6,8 @@ use crate::agreed::Mastership;
 use crate::entry::{Entry, Position};
 use crate::ids::{Ballot, GroupId, Instant, NodeId, Slot, Tenure};
 use crate::message::{Message, Snapshot};
+use crate::mover::Move;
+use crate::system::Preparation;
 
 /// Of what was appended to a node's journal in one step. Rises.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -132,6 +134,12 @@ pub enum Event {
     /// The master did not give its consent: it is not master of that, or left it to another.
     Declined {
         tenure: Tenure,
+    },
+    /// This node serves, and is to leave that to another: the application prepares for it, and says
+    /// [`crate::NodeInput::Prepared`].
+    Prepare {
+        of: Move,
+        what: Preparation,
     },
 }
 

@@ -28,8 +28,8 @@ pub use effects::{Effects, Event, Input, ProposalId, Record, Refusal, Token};
 pub use entry::{BeMaster, Claim, Entry, Position, Shorten, Value};
 pub use group::Group;
 pub use ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
-pub use message::{Message, Over, Snapshot, SnapshotHead};
-pub use node::{Node, NodeInput, Process};
+pub use message::{Message, Orders, Over, Report, Serving, Snapshot, SnapshotHead};
+pub use node::{Node, NodeInput, Obeyed, Process};
 pub use options::Options;
 pub use simulation::Deviation;
 #[cfg(feature = "mutants")]

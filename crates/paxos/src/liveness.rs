@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::ids::{Instant, NodeId, Slot};
 use crate::options::Options;
-use crate::simulation::Mutant;
+use crate::simulation::{Deviation, Mutant};
 use crate::system::{self, Record, System};
 
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(crate) struct Liveness {
     asked: Option<Instant>,
     /// Of each node that is alive: its last renewal, and when this node learned it.
     seen: BTreeMap<NodeId, ((u64, Slot), Instant)>,
+    /// Since when this node is the system group's master.
+    master_since: Option<Instant>,
 }
 
 /// What is to be told to the paxos groups.
@@ -40,7 +42,15 @@ pub(crate) struct News {
 
 impl Liveness {
     pub(crate) fn new(me: NodeId, incarnation: u64) -> Self {
-        Liveness { me, incarnation, system: System::default(), applied: 0, asked: None, seen: BTreeMap::new() }
+        Liveness {
+            me,
+            incarnation,
+            system: System::default(),
+            applied: 0,
+            asked: None,
+            seen: BTreeMap::new(),
+            master_since: None,
+        }
     }
 
     pub(crate) fn system(&self) -> &System {
@@ -49,9 +59,14 @@ impl Liveness {
 
     /// # Panics
     /// If an entry is no record: somebody else proposes to the system group.
-    pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant) {
+    pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant, deviation: Deviation) {
         for entry in entries {
-            let record = Record::decode(entry).expect("only records are proposed to the system group");
+            let mut record = Record::decode(entry).expect("only records are proposed to the system group");
+            if let Record::TokenTake(take) = &mut record
+                && deviation.is(Mutant::TwoMoveTokens)
+            {
+                take.seen = (self.system.fence(), self.system.token().map_or(Slot(0), |token| token.last));
+            }
             self.applied += 1;
             self.system.apply(Slot(self.applied), &record);
         }
@@ -103,7 +118,9 @@ impl Liveness {
     pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
         let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
         let wait = options.stretched(options.lease);
-        if is_master {
+        self.master_since = is_master.then(|| self.master_since.unwrap_or(now));
+        // While there was no master nobody could renew: who lives does so now.
+        if self.master_since.is_some_and(|since| now.since(since) >= 2 * options.resend) {
             for (node, ((liveness, last), seen)) in &mut self.seen {
                 if now.since(*seen) >= wait {
                     records.push(Record::Expire { node: *node, liveness: *liveness, last: *last });
@@ -122,14 +139,15 @@ impl Liveness {
     }
 
     fn own(&mut self, now: Instant, options: &Options) -> Option<Record> {
-        let is_mine = self.is_mine(self.system.node(self.me)?, options);
-        let pause: Duration = if is_mine { options.lease / 4 } else { options.resend };
+        let known = self.system.node(self.me)?;
+        let is_mine = self.is_mine(known, options);
+        let is_decided = self.asked.is_none_or(|asked| known.stamp >= asked);
+        let pause: Duration = if is_mine && is_decided { options.lease / 4 } else { options.resend };
         if self.asked.is_some_and(|asked| now.since(asked) < pause) {
             return None;
         }
         self.asked = Some(now);
         let (node, stamp) = (self.me, now);
-        let known = self.system.node(self.me)?;
         Some(if is_mine {
             Record::Alive { node, liveness: known.liveness, last: known.alive?, stamp }
         } else {

@@ -6,7 +6,9 @@ use bytes::Bytes;
 
 use crate::agreed::Agreed;
 use crate::entry::{Entry, Position};
-use crate::ids::{Ballot, NodeId, Slot, Tenure};
+use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
+use crate::mover::Move;
+use crate::system::{Fence, Preparation, Step};
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
@@ -85,6 +87,43 @@ pub enum Message {
     Decline {
         tenure: Tenure,
     },
+    /// To the system group's master, from each node, not only from its members.
+    Report(Report),
+    /// The answer to it, while a master is moved that concerns its node.
+    Orders(Orders),
+}
+
+/// What a node is master of, and how far it is with what it was ordered.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    pub process: u64,
+    /// When it was made, by the clock of that process.
+    pub stamp: Instant,
+    pub serves: Vec<Serving>,
+    pub prepared: Option<(Fence, Preparation)>,
+    /// The move under this fence cannot be done as it was ordered.
+    pub refused: Option<Fence>,
+}
+
+/// A paxos group that a node serves.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Serving {
+    pub group: GroupId,
+    pub epoch: Epoch,
+    /// Each member, in order, and how many slots it is behind.
+    pub members: Vec<(NodeId, u64)>,
+}
+
+/// What the nodes of a move are to do, and until when: that is counted from the report that this answers. So orders that
+/// were long on their way are known to be late, and those of an earlier process are nobody's.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Orders {
+    /// Of the report.
+    pub process: u64,
+    pub stamp: Instant,
+    pub of: Move,
+    pub step: Step,
+    pub within: Duration,
 }
 
 /// Why an acceptor may promise though there is a master.

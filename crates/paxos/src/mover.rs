@@ -12,7 +12,8 @@
 //!   proposed the record that says so; and another takes the token over only [`Options::wait`] after it learned the last
 //!   record, when that lease is over and so is what was begun under it. So no two moves are in flight;
 //! - every step has a limit: the end of the last one is the end of the move, well or not. Whoever was told of a step
-//!   returns to where it was at the end of the limit it was told, without being told so;
+//!   returns to where it was at the end of the limit it was told, without being told so; and before all that was told is
+//!   over, the token of a move that failed is not given back;
 //! - to a node where a move failed none goes for a while, and of two moves the one to the node, then that of the paxos
 //!   group, which failed less often comes first. So what always fails keeps nothing else from moving.
 
@@ -21,6 +22,7 @@ use std::time::Duration;
 
 use crate::balancer::{self, Distribution, Load, Member, Tolerance};
 use crate::ids::{Epoch, GroupId, Instant, NodeId, Slot};
+use crate::simulation::{Deviation, Mutant};
 use crate::system::{Fence, Preparation, Record, Scheme, Step, System, Take, Token};
 
 #[cfg(test)]
@@ -46,6 +48,8 @@ pub struct Options {
     pub handover_within: Duration,
     /// The limit of a hand-over by waiting: more than a master's lease and an election.
     pub lease_within: Duration,
+    /// How long a master that cuts its lease short serves on: time for the next one to see that, and to be ready.
+    pub remaining: Duration,
     /// Between two moves, and between two looks whether there is one to make.
     pub pause: Duration,
     /// To a node where a move failed, the next goes after this, then after twice as long and so on, up to `backoff_most`.
@@ -65,6 +69,7 @@ impl Default for Options {
             prepare_within: Duration::from_secs(5),
             handover_within: Duration::from_secs(2),
             lease_within: Duration::from_secs(20),
+            remaining: Duration::from_millis(500),
             pause: Duration::from_secs(1),
             backoff: Duration::from_secs(30),
             backoff_most: Duration::from_secs(600),
@@ -111,12 +116,9 @@ pub enum Input {
 pub enum Action {
     /// To the system group, as data.
     Propose(Record),
-    /// To be answered by [`Input::Prepared`].
-    Prepare { what: Preparation, of: Move, within: Duration },
-    /// To both nodes of the move; its end is seen in the view.
-    Handover { scheme: Scheme, of: Move, within: Duration },
-    /// The move failed: who prepared for it need not wait for their limit.
-    Cancel { of: Move },
+    /// From now on, and for so long at most, the nodes of the move do this. A preparation is answered by
+    /// [`Input::Prepared`]; the end of a hand-over is seen in the view.
+    Begin { step: Step, of: Move, within: Duration },
 }
 
 /// Who is told of it obeys no fence below the greatest that it knows.
@@ -133,10 +135,13 @@ pub struct Move {
 #[derive(Debug)]
 pub struct Mover {
     options: Options,
+    deviation: Deviation,
     /// The token's last record, and when it was first seen.
     seen: (Option<(Fence, Slot)>, Instant),
     /// Where the move of this process's token is.
     stage: Option<Stage>,
+    /// When all that was begun under that is over.
+    busy_until: Instant,
     /// What was proposed last, and when: with a step, or the token's end.
     asked: Option<((Fence, Option<Step>), Instant)>,
     rest_until: Instant,
@@ -174,14 +179,16 @@ impl Mover {
     /// # Panics
     /// A token could be taken over while its holder still acts, or would end while a proposal is on its way.
     #[must_use]
-    pub fn new(options: Options) -> Mover {
+    pub fn new(options: Options, deviation: Deviation) -> Mover {
         let longest = options.prepare_within.max(options.handover_within).max(options.lease_within);
         assert!(options.wait > options.lease + longest, "a token is waited for as long as its holder may act");
         assert!(options.retry <= options.lease / 3, "a token is renewed in time");
         Mover {
             options,
+            deviation,
             seen: (None, Instant::default()),
             stage: None,
+            busy_until: Instant::default(),
             asked: None,
             rest_until: Instant::default(),
             balancing: false,
@@ -211,7 +218,7 @@ impl Mover {
             return;
         }
         if seen.map(|(fence, _)| fence) != self.seen.0.map(|(fence, _)| fence) {
-            self.stage = None;
+            (self.stage, self.busy_until) = (None, Instant::default());
             self.rest_until = now + self.options.pause;
         }
         self.seen = (seen, now);
@@ -275,10 +282,10 @@ impl Mover {
     /// Another's token, or an earlier process's. When its move is done, there is nothing to wait for: what the holder may
     /// yet begin names a mastership that is over.
     fn take_over(&mut self, now: Instant, view: &View<'_>, token: &Token) -> Vec<Action> {
-        if view.fate(token) == Fate::Moved {
+        if view.is_over(token) {
             return self.propose(now, (token.fence, None), Record::TokenEnd { fence: token.fence });
         }
-        if now.since(self.seen.1) < self.options.wait {
+        if now.since(self.seen.1) < self.options.wait && !self.deviation.is(Mutant::TakesTokenAtOnce) {
             return Vec::new();
         }
         let Token { fence, group, from, to, epoch, last, .. } = *token;
@@ -291,7 +298,6 @@ impl Mover {
         let Token { fence, group, from, to, epoch, .. } = *token;
         let of = Move { fence, group, from, to, epoch };
         let mut stage = self.stage.unwrap_or(Stage { want: Some(token.step), begun: None });
-        let mut actions = Vec::new();
         if let Some(step) = stage.want {
             let fate = view.fate(token);
             let want = match fate {
@@ -301,8 +307,6 @@ impl Mover {
             if fate == Fate::Moved {
                 self.failures.remove(&group);
                 self.backoffs.remove(&to);
-            } else if want.is_none() {
-                actions.push(Action::Cancel { of });
             }
             if want != stage.want {
                 stage = Stage { want, begun: None };
@@ -310,13 +314,17 @@ impl Mover {
         }
         let Some(step) = stage.want else {
             self.stage = Some(stage);
-            actions.extend(self.propose(now, (fence, None), Record::TokenEnd { fence }));
-            return actions;
+            if now < self.busy_until && !view.is_over(token) {
+                return Vec::new();
+            }
+            return self.propose(now, (fence, None), Record::TokenEnd { fence });
         };
+        let mut actions = Vec::new();
         let renewed = now.since(token.stamp);
         if step == token.step && stage.begun.is_none() && renewed < self.options.lease {
-            stage.begun = Some(now);
-            actions.push(self.begin(step, of));
+            let within = self.limit(step);
+            (stage.begun, self.busy_until) = (Some(now), self.busy_until.max(now + within));
+            actions.push(Action::Begin { step, of, within });
         }
         self.stage = Some(stage);
         if step != token.step || renewed >= self.options.lease / 3 {
@@ -356,14 +364,6 @@ impl Mover {
         None
     }
 
-    fn begin(&self, step: Step, of: Move) -> Action {
-        let within = self.limit(step);
-        match step {
-            Step::Prepare(what) => Action::Prepare { what, of, within },
-            Step::Handover(scheme) => Action::Handover { scheme, of, within },
-        }
-    }
-
     fn limit(&self, step: Step) -> Duration {
         match step {
             Step::Prepare(_) => self.options.prepare_within,
@@ -398,11 +398,16 @@ impl View<'_> {
         self.system.node(node).is_some_and(|node| node.alive.is_some() && !node.draining && node.capacity > 0)
     }
 
+    /// The mastership that the token's move is to end has ended: nobody does anything more for that move.
+    fn is_over(&self, token: &Token) -> bool {
+        self.master(token.group).is_some_and(|(_, epoch)| epoch > token.epoch)
+    }
+
     fn fate(&self, token: &Token) -> Fate {
         let replicas = self.system.groups().get(&token.group).map(|group| &group.replicas);
         match self.master(token.group) {
             Some((node, epoch)) if epoch > token.epoch && node == token.to => Fate::Moved,
-            Some((_, epoch)) if epoch > token.epoch => Fate::Moot,
+            _ if self.is_over(token) => Fate::Moot,
             _ if !self.may_master(token.to) || replicas.is_none_or(|nodes| !nodes.contains(&token.to)) => Fate::Moot,
             _ => Fate::Open,
         }

@@ -3,19 +3,26 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use self::moves::Moves;
 use crate::effects::{Effects, Event, Input, Record, Token};
 use crate::entry::Value;
 use crate::group::Group;
 use crate::ids::{GroupId, Instant, NodeId, Slot};
 use crate::liveness::{Liveness, News};
 use crate::message::Message;
+use crate::mover;
 use crate::options::Options;
-use crate::system::System;
+use crate::system::{self, Fence, Preparation, System};
+
+mod moves;
+
+pub use moves::Obeyed;
 
 /// A node, which has a member of each of its paxos groups. If the system group is among them, it is the application of that
-/// itself, and renews the leases of all others by it.
+/// itself, renews the leases of all others by it, and moves their masters.
 #[derive(Debug)]
 pub struct Node {
+    process: Process,
     options: Arc<Options>,
     groups: BTreeMap<GroupId, Group>,
     /// Whose records went into the journal under which token.
@@ -23,6 +30,7 @@ pub struct Node {
     liveness: Liveness,
     /// What the paxos groups know of that.
     told: Option<News>,
+    moves: Moves,
     /// Of the system group: its last slot that is applied, and that is in a snapshot.
     applied: Slot,
     kept: Slot,
@@ -41,6 +49,11 @@ pub enum NodeInput {
     StorageFailed,
     /// Some time went by.
     Tick,
+    /// What [`Event::Prepare`] asked for is done.
+    Prepared {
+        fence: Fence,
+        what: Preparation,
+    },
     /// For one of its paxos groups.
     Group {
         group: GroupId,
@@ -66,7 +79,7 @@ impl Node {
         now: Instant,
         effects: &mut Effects,
     ) -> Node {
-        let Process { node: me, incarnation } = process;
+        let me = process.node;
         let mut of_groups: BTreeMap<GroupId, Vec<Record>> = BTreeMap::new();
         for (group, record) in records {
             of_groups.entry(group).or_default().push(record);
@@ -77,11 +90,13 @@ impl Node {
             (*group, Group::start((me, *group), options.clone(), founders, records, now, effects))
         };
         let mut node = Node {
+            process,
             options: options.clone(),
             groups: groups.iter().map(start).collect(),
             unsynced: VecDeque::new(),
-            liveness: Liveness::new(me, incarnation),
+            liveness: Liveness::new(me, process.incarnation),
             told: None,
+            moves: Moves::new(options),
             applied: Slot(0),
             kept: Slot(0),
         };
@@ -94,9 +109,7 @@ impl Node {
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
-            NodeInput::Message { from, group, message } => {
-                self.step_group(group, now, Input::Message { from, message }, effects);
-            }
+            NodeInput::Message { from, group, message } => self.hear(from, group, message, now, effects),
             NodeInput::Group { group, input } => self.step_group(group, now, input, effects),
             NodeInput::Persisted(token) => {
                 while let Some((_, group)) = self.unsynced.pop_front_if(|(until, _)| *until <= token) {
@@ -106,10 +119,21 @@ impl Node {
             NodeInput::Tick => {
                 self.step_all(now, &Input::Tick, effects);
                 self.live(now, effects);
+                self.tend_moves(now, effects);
             }
+            NodeInput::Prepared { fence, what } => self.prepared(fence, what),
             NodeInput::StorageFailed => self.step_all(now, &Input::StorageFailed, effects),
         }
         self.apply_system(begun, now, effects);
+    }
+
+    fn hear(&mut self, from: NodeId, group: GroupId, message: Message, now: Instant, effects: &mut Effects) {
+        match message {
+            Message::Report(report) => self.hear_report(from, report, now, effects),
+            Message::Orders(orders) => self.hear_orders(&orders, now, effects),
+            Message::Ask { tenure } => self.hear_ask(from, group, tenure, now, effects),
+            message => self.step_group(group, now, Input::Message { from, message }, effects),
+        }
     }
 
     fn step_all(&mut self, now: Instant, input: &Input, effects: &mut Effects) {
@@ -134,24 +158,29 @@ impl Node {
         let Some(group) = self.groups.get(&GroupId::SYSTEM) else { return };
         let is_master = group.serves(now).is_some();
         for record in self.liveness.tick(is_master, now, &self.options) {
-            let entry = record.encode().into();
-            self.step_group(GroupId::SYSTEM, now, Input::Forward { entry }, effects);
+            self.propose(&record, now, effects);
         }
+    }
+
+    fn propose(&mut self, record: &system::Record, now: Instant, effects: &mut Effects) {
+        let entry = record.encode().into();
+        self.step_group(GroupId::SYSTEM, now, Input::Forward { entry }, effects);
     }
 
     /// The events from `at` on: what the system group decided is applied, and told to all others.
     fn apply_system(&mut self, mut at: usize, now: Instant, effects: &mut Effects) {
         let mut is_news = false;
+        let token = |node: &Node| node.system().token().map(|token| (token.fence, token.step));
+        let before = token(self);
         while let Some((group, event)) = effects.events.get(at) {
             at += 1;
-            if *group != GroupId::SYSTEM {
-                continue;
-            }
             match event {
+                Event::Declined { tenure } => self.declined(*group, *tenure, now),
+                _ if *group != GroupId::SYSTEM => {}
                 Event::Decided { slot, entry } => {
                     self.applied = *slot;
                     if let Value::Data(batch) = &entry.value {
-                        self.liveness.apply(batch, now);
+                        self.liveness.apply(batch, now, self.options.deviation);
                         is_news = true;
                     }
                 }
@@ -165,6 +194,10 @@ impl Node {
         }
         if is_news {
             self.tell(now, effects);
+            self.ask_mover(mover::Input::Tick, now, effects);
+        }
+        if token(self) != before {
+            self.report_soon();
         }
         if self.applied.0 - self.kept.0 >= self.options.system_slots {
             self.kept = self.applied;

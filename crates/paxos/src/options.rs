@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::mover;
 use crate::simulation::Deviation;
 
 /// The same at all members, but for what says otherwise.
@@ -33,6 +34,10 @@ pub struct Options {
     pub chunk_bytes: usize,
     /// Slots of the system group that a node keeps, at least, before it makes a snapshot.
     pub system_slots: u64,
+    /// How often a node tells the system group's master what it is master of. During a move it does so after each `resend`.
+    pub report: Duration,
+    /// How masters are moved.
+    pub mover: mover::Options,
     /// Nothing but what the simulator sets.
     pub deviation: Deviation,
 }
@@ -53,6 +58,8 @@ impl Default for Options {
             waiting_bytes: 16 << 20,
             chunk_bytes: 1 << 20,
             system_slots: 1_000,
+            report: Duration::from_secs(1),
+            mover: mover::Options::default(),
             deviation: Deviation::default(),
         }
     }

@@ -59,11 +59,17 @@ pub enum Mutant {
     TakesFromTheLiving,
     /// A process takes the lease of the one before it for its own.
     LivesOn,
+    /// A token of moves is given while there is one.
+    TwoMoveTokens,
+    /// Another's token is taken over without waiting for what its holder may have begun.
+    TakesTokenAtOnce,
+    /// Orders count from when they came, however long they were on their way.
+    ObeysLate,
 }
 
 #[cfg(feature = "mutants")]
 impl Mutant {
-    pub const ALL: [Mutant; 20] = [
+    pub const ALL: [Mutant; 23] = [
         Mutant::ForgetsPromise,
         Mutant::VotesBeforeSync,
         Mutant::VotesWithGap,
@@ -84,6 +90,9 @@ impl Mutant {
         Mutant::IgnoresLogAhead,
         Mutant::TakesFromTheLiving,
         Mutant::LivesOn,
+        Mutant::TwoMoveTokens,
+        Mutant::TakesTokenAtOnce,
+        Mutant::ObeysLate,
     ];
 }
 

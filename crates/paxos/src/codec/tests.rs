@@ -61,7 +61,7 @@ proptest! {
 
     /// What happens to be readable is written and read as the same.
     #[test]
-    fn any_bytes_are_a_value_or_an_error(kind in 0..15_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
+    fn any_bytes_are_a_value_or_an_error(kind in 0..17_u8, mut rest in vec(prop_oneof![0..4_u8, any::<u8>()], 0..80)) {
         rest.splice(0..0, [VERSION, 7, kind]);
         let bytes = Bytes::from(rest);
         let mut again = Vec::new();
@@ -156,12 +156,18 @@ fn records() -> [(&'static str, Record); 5] {
     ]
 }
 
-fn messages() -> [(&'static str, Message); 16] {
+fn messages() -> [(&'static str, Message); 19] {
     let (ballot, promised, tenure) = (ballot(10, 2), ballot(12, 3), tenure());
     let (after, slot, offset) = (Position { ballot: promised, slot: Slot(41) }, Slot(42), 1 << 20);
     let (expired, consent) = (Over::Expired { node: NodeId(2), liveness: 11 }, Over::Consent { tenure });
     let (head, part) = (SnapshotHead { position: after, agreed: agreed(), len: 5 }, Bytes::from_static(b"ate"));
     let idle = Duration::from_micros(5_001_002);
+    let (process, stamp, fence) = (1 << 60, Instant(77), Fence(4));
+    let members = vec![(NodeId(1), 0), (NodeId(3), 200)];
+    let serves = vec![Serving { group: GroupId(5), epoch: Epoch(6), members }];
+    let prepared = Some((fence, Preparation::TellProducers));
+    let of = Move { fence, group: GroupId(5), from: NodeId(1), to: NodeId(3), epoch: Epoch(6) };
+    let orders = |step| Message::Orders(Orders { process, stamp, of, step, within: idle });
     [
         ("prepare", Message::Prepare { ballot, trial: false, over: Over::Waited }),
         ("prepare-expired", Message::Prepare { ballot, trial: true, over: expired }),
@@ -179,6 +185,9 @@ fn messages() -> [(&'static str, Message); 16] {
         ("consent", Message::Consent { tenure, taker: NodeId(3) }),
         ("decline", Message::Decline { tenure }),
         ("forward", Message::Forward { entry: Bytes::from_static(b"one") }),
+        ("report", Message::Report(Report { process, stamp, serves, prepared, refused: Some(fence) })),
+        ("orders-prepare", orders(Step::Prepare(Preparation::SyncOffsets))),
+        ("orders-handover", orders(Step::Handover(Scheme::Wait))),
     ]
 }
 
@@ -311,5 +320,45 @@ fn any_message() -> impl Strategy<Value = Message> {
         (any_tenure(), any_node()).prop_map(|(tenure, taker)| Message::Consent { tenure, taker }),
         any_tenure().prop_map(|tenure| Message::Decline { tenure }),
         any_bytes().prop_map(|entry| Message::Forward { entry }),
+        any_report().prop_map(Message::Report),
+        any_orders().prop_map(Message::Orders),
     ]
+}
+
+fn any_fence() -> impl Strategy<Value = Fence> + Clone {
+    any_number().prop_map(Fence)
+}
+
+fn any_preparation() -> impl Strategy<Value = Preparation> + Clone {
+    prop_oneof![Just(Preparation::SyncOffsets), Just(Preparation::TellProducers)]
+}
+
+fn any_report() -> impl Strategy<Value = Report> {
+    let members = vec((any_node(), any_number()), 0..6);
+    let serving = (any_group(), any_number(), members);
+    let serving = serving.prop_map(|(group, epoch, members)| Serving { group, epoch: Epoch(epoch), members });
+    let prepared = prop::option::of((any_fence(), any_preparation()));
+    (any_number(), any_number(), vec(serving, 0..4), prepared, prop::option::of(any_fence())).prop_map(
+        |(process, stamp, serves, prepared, refused)| Report {
+            process,
+            stamp: Instant(stamp),
+            serves,
+            prepared,
+            refused,
+        },
+    )
+}
+
+fn any_orders() -> impl Strategy<Value = Orders> {
+    let scheme = prop_oneof![Just(Scheme::Consent), Just(Scheme::Shorten), Just(Scheme::Wait)];
+    let step = prop_oneof![any_preparation().prop_map(Step::Prepare), scheme.prop_map(Step::Handover)];
+    let of = (any_fence(), any_group(), any_node(), any_node(), any_number());
+    let of = of.prop_map(|(fence, group, from, to, epoch)| Move { fence, group, from, to, epoch: Epoch(epoch) });
+    (any_number(), any_number(), of, step, any_duration()).prop_map(|(process, stamp, of, step, within)| Orders {
+        process,
+        stamp: Instant(stamp),
+        of,
+        step,
+        within,
+    })
 }

@@ -220,6 +220,8 @@ impl Group {
             Message::Ask { tenure } => self.hear_ask(from, tenure, now, effects),
             Message::Consent { tenure, taker } => self.hear_consent(tenure, taker, now, effects),
             Message::Decline { tenure } => effects.events.push((self.id, Event::Declined { tenure })),
+            // For the node.
+            Message::Report(_) | Message::Orders(_) => {}
         }
     }
 

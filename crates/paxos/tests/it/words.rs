@@ -86,6 +86,7 @@ pub(crate) fn message(message: &Message) -> String {
         Message::Ask { tenure } => format!("ask for {tenure}"),
         Message::Consent { tenure, taker } => format!("consent: {tenure} is left to {taker}"),
         Message::Decline { tenure } => format!("decline {tenure}"),
+        Message::Report(_) | Message::Orders(_) => unreachable!("stories have no nodes, but members alone"),
     }
 }
 

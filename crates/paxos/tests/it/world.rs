@@ -160,6 +160,7 @@ impl World {
             Event::Declined { tenure } => format!("is declined {tenure}"),
             // What is decided says so, too.
             Event::MasterChanged(_) => return,
+            Event::Prepare { .. } => unreachable!("stories have no nodes, but members alone"),
         };
         writeln!(self.told, "      {node} {what}").unwrap();
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use paxos::{Ballot, Instant, Slot};
 
-use super::program::{Incident, OnDisk};
+use super::program::{Incident, OnDisk, Ordered};
 
 /// A promise that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -24,6 +24,8 @@ pub enum Rule {
     PromisesKept,
     /// Two nodes were master at one time.
     OneMaster,
+    /// Two moves were in flight at one time.
+    OneMove,
     /// What was acknowledged is not durable at a quorum.
     AcknowledgedIsDurable,
     /// A proposal is not where its client was told, or was decided though it was refused, or decided twice.
@@ -57,6 +59,10 @@ pub(super) struct Checks {
     vowed: Vec<Vec<Ballot>>,
     /// Of each node and group: until when it serves, by its clock, and its epoch.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
+    /// Of each node: its part in a move.
+    ordered: Vec<Option<Ordered>>,
+    /// Of each group: the last mastership that is decided.
+    epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
     /// Of each group.
     acknowledged: Vec<u64>,
@@ -80,6 +86,8 @@ impl Checks {
             refused: BTreeSet::new(),
             vowed: vec![vec![Ballot::NONE; groups]; nodes],
             serving: vec![vec![None; groups]; nodes],
+            ordered: vec![None; nodes],
+            epochs: vec![0; groups],
             disks: vec![vec![Shadow::default(); groups]; nodes],
             acknowledged: vec![0; groups],
             incidents: 0,
@@ -204,6 +212,30 @@ impl Checks {
             return broken(Rule::OneMaster, format!("{} and {} serve group {group}", name(one), name(two)));
         }
         Ok(())
+    }
+
+    pub(super) fn mastered(&mut self, group: usize, epoch: u64) {
+        self.epochs[group] = epoch.max(self.epochs[group]);
+    }
+
+    pub(super) fn ordered(&mut self, node: usize, ordered: Option<Ordered>) {
+        self.ordered[node] = ordered;
+    }
+
+    pub(super) fn one_moves(&self, clock: impl Fn(usize) -> Instant) -> Result<(), Violation> {
+        let is_live = |node: usize, ordered: &Ordered| {
+            clock(node) < ordered.until && self.epochs[ordered.group.0 as usize] <= ordered.epoch
+        };
+        let mut live = (0..self.ordered.len())
+            .filter_map(|node| Some((node, self.ordered[node].filter(|ordered| is_live(node, ordered))?)));
+        let Some((one, first)) = live.next() else { return Ok(()) };
+        match live.find(|(_, other)| other.fence != first.fence) {
+            Some((two, other)) if !self.is_clock_broken => {
+                let name = |node, of: Ordered| format!("n{} under {} until {}", node + 1, of.fence, of.until.0);
+                broken(Rule::OneMove, format!("{} and {} have a part in a move", name(one, first), name(two, other)))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Who served last, as far as anybody knows.

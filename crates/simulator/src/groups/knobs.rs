@@ -3,7 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use paxos::{Defence, Deviation, Mutant, Options};
+use paxos::system::Scheme;
+use paxos::{Defence, Deviation, Mutant, Options, mover};
 
 use crate::Random;
 
@@ -133,6 +134,8 @@ impl Knobs {
             waiting_bytes: count(random, &[32, 1 << 16]),
             system_slots: of(random, &[5, 30, 1_000]),
             chunk_bytes: count(random, &[16, 100, 1 << 16]),
+            report: Duration::ZERO,
+            mover: mover::Options::default(),
             deviation: Deviation {
                 defence: match random.below(4) {
                     0 => Defence::Acceptors,
@@ -146,6 +149,7 @@ impl Knobs {
             },
         };
         let slowest = of(random, &[500, 2_000, 8_000]);
+        let options = Options { mover: draw_mover(random, &options), report: 2 * options.resend, ..options };
         Knobs {
             seed,
             steps: 2_000 + random.below(1_000),
@@ -173,5 +177,28 @@ impl Knobs {
     #[must_use]
     pub fn has(&self, fault: Fault) -> bool {
         self.without & fault.bit() == 0
+    }
+}
+
+fn draw_mover(random: &mut Random, options: &Options) -> mover::Options {
+    let times = |random: &mut Random, most: u64| options.resend * u32::try_from(1 + random.below(most)).unwrap_or(1);
+    let lease = times(random, 4);
+    let (prepare_within, handover_within) = (times(random, 8), times(random, 4));
+    let lease_within = options.lease + times(random, 4);
+    let wait = options.stretched(lease + lease_within.max(prepare_within).max(handover_within));
+    mover::Options {
+        scheme: [Scheme::Consent, Scheme::Shorten, Scheme::Wait][random.index(3)],
+        lag_most: [2, 1_000][random.index(2)],
+        lease,
+        wait: wait + Duration::from_micros(1),
+        retry: lease / 4,
+        prepare_within,
+        handover_within,
+        lease_within,
+        remaining: options.lease / 4,
+        pause: times(random, 2) / 4,
+        backoff: times(random, 2),
+        backoff_most: options.resend * 8,
+        ..mover::Options::default()
     }
 }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 mod checks;
+mod clock;
 mod disk;
 mod knobs;
 mod program;

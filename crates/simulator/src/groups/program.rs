@@ -26,6 +26,11 @@ pub trait Program: Sized {
     /// Of a record that is durable: what it does to the log on the disk.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
+    /// What it was ordered, and obeys.
+    fn orders(&self, _now: Instant) -> Option<Ordered> {
+        None
+    }
+
     /// At each tick, for what an operator would do.
     fn attend(&mut self, _now: Instant, _out: &mut Out<Self::Message>) {}
 
@@ -66,6 +71,8 @@ pub enum Order {
     Snapshot(u64),
     Admit(NodeId),
     Dismiss(NodeId),
+    /// Masters are to leave this node, or may come again.
+    Drain(NodeId, bool),
 }
 
 /// What a step wants done.
@@ -118,6 +125,11 @@ pub enum Told {
     Unknown {
         id: u64,
     },
+    /// This mastership is decided.
+    Mastered {
+        group: GroupId,
+        epoch: u64,
+    },
     /// It may propose from here on, and has not yet.
     Leads,
     /// It is master from here on.
@@ -135,6 +147,18 @@ pub struct View {
     pub members: Arc<[NodeId]>,
     /// As of what is decided.
     pub members_decided: Arc<[NodeId]>,
+}
+
+/// A part in a move, which a node was given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ordered {
+    /// Of the move: two moves never have one.
+    pub fence: u64,
+    pub group: GroupId,
+    /// The mastership that it ends; when that is over, so is the move.
+    pub epoch: u64,
+    /// By the node's clock.
+    pub until: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -181,12 +205,18 @@ pub enum Incident {
     SnapshotInstalled,
     MembersChanged,
     LivenessExpired,
+    /// Somebody holds the token of moves.
+    MoveBegun,
+    /// Somebody took it over from another.
+    MoveTakenOver,
+    /// A move's nodes were ordered to hand over.
+    HandedOver,
     /// A core of nodes was healed, and went on.
     Healed,
 }
 
 impl Incident {
-    pub const ALL: [Incident; 24] = [
+    pub const ALL: [Incident; 27] = [
         Incident::Crash,
         Incident::Pause,
         Incident::Partition,
@@ -210,6 +240,9 @@ impl Incident {
         Incident::SnapshotInstalled,
         Incident::MembersChanged,
         Incident::LivenessExpired,
+        Incident::MoveBegun,
+        Incident::MoveTakenOver,
+        Incident::HandedOver,
         Incident::Healed,
     ];
 }

@@ -5,18 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use paxos::system::{Fence, Preparation};
 use paxos::{
-    Ballot, Claim, Effects, Event, GroupId, Instant, Mastership, Message, Node, NodeId, NodeInput, Process, ProposalId,
-    Record, Shortened, Slot, Token, Value,
+    Ballot, Claim, Effects, Event, GroupId, Instant, Mastership, Message, Node, NodeId, NodeInput, Obeyed, Process,
+    ProposalId, Record, Shortened, Slot, Token, Value,
 };
 
-use super::program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
+use super::program::{Incident, Input, OnDisk, Order, Ordered, Out, Program, Seat, Told, View};
 
 pub struct Core {
     everyone: Vec<NodeId>,
     node: Node,
     effects: Effects,
     applications: BTreeMap<GroupId, Application>,
+    /// What is prepared for, and told with the next tick.
+    prepares: Option<(Fence, Preparation)>,
 }
 
 /// The hash after each slot from a snapshot on.
@@ -43,16 +46,22 @@ impl Application {
                 self.mastership = self.mastership.map(|before| Mastership { shortened: Some(shortened), ..before });
             }
             Value::Members(_) => return Some(Incident::MembersChanged),
-            Value::Data(batch) if is_system && batch.iter().any(expires) => return Some(Incident::LivenessExpired),
+            Value::Data(batch) if is_system => return batch.iter().find_map(happened_to_nodes),
             Value::Noop | Value::Data(_) => {}
         }
         is_void.then_some(Incident::VoidBeMaster)
     }
 }
 
-fn expires(entry: &Bytes) -> bool {
-    use paxos::system::Record;
-    matches!(Record::decode(entry), Ok(Record::Expire { .. }))
+fn happened_to_nodes(entry: &Bytes) -> Option<Incident> {
+    use paxos::system::{Record, Step};
+    match Record::decode(entry) {
+        Ok(Record::Expire { .. }) => Some(Incident::LivenessExpired),
+        Ok(Record::TokenTake(take)) if take.seen.1 > Slot(0) => Some(Incident::MoveTakenOver),
+        Ok(Record::TokenTake(_)) => Some(Incident::MoveBegun),
+        Ok(Record::TokenStep { step: Step::Handover(_), .. }) => Some(Incident::HandedOver),
+        _ => None,
+    }
 }
 
 /// Bytes of a snapshot, so that it takes several messages.
@@ -70,7 +79,7 @@ impl Program for Core {
         let process = Process { node: seat.me, incarnation: mix(out.token << 8 ^ u64::from(seat.me.0)) };
         let node = Node::start(process, &options, &groups, records, now, &mut effects);
         let applications = seat.groups.iter().map(|group| (*group, Application::default())).collect();
-        let mut core = Core { node, effects, applications, everyone: seat.everyone.to_vec() };
+        let mut core = Core { node, effects, applications, everyone: seat.everyone.to_vec(), prepares: None };
         core.collect(out);
         core
     }
@@ -96,8 +105,18 @@ impl Program for Core {
         self.collect(out);
     }
 
-    /// Makes all nodes known to the system group.
+    fn orders(&self, now: Instant) -> Option<Ordered> {
+        let Obeyed { of, until, .. } = self.node.orders(now)?;
+        Some(Ordered { fence: of.fence.0, group: of.group, epoch: of.epoch.0, until })
+    }
+
+    /// Makes all nodes known to the system group; and what is to be prepared is done, but for now and then.
     fn attend(&mut self, now: Instant, out: &mut Out<Self::Message>) {
+        if let Some((fence, what)) = self.prepares.take_if(|(fence, _)| !mix(fence.0).is_multiple_of(8)) {
+            self.effects.token = Token(out.token);
+            self.node.step(now, NodeInput::Prepared { fence, what }, &mut self.effects);
+            self.collect(out);
+        }
         let Some(group) = self.node.group(GroupId::SYSTEM) else { return };
         if group.serves(now).is_none() || self.node.system().nodes().len() == self.everyone.len() {
             return;
@@ -153,6 +172,10 @@ impl Core {
             Order::Shorten(to, micros) => paxos::Input::Shorten { to, remaining: Duration::from_micros(micros) },
             Order::Admit(node) => paxos::Input::Admit { node },
             Order::Dismiss(node) => paxos::Input::Dismiss { node },
+            Order::Drain(node, draining) => {
+                let entry = paxos::system::Record::Drain { node, draining }.encode().into();
+                paxos::Input::Forward { entry }
+            }
             Order::Snapshot(_) if group == GroupId::SYSTEM => return None,
             Order::Snapshot(back) => {
                 let application = &self.applications[&group];
@@ -216,6 +239,7 @@ impl Core {
             Event::Unknown { id } => Told::Unknown { id: id.0 },
             Event::Declined { .. } => Told::Happened(Incident::ConsentRefused),
             Event::MasterChanged(mastership) => {
+                out.told.push(Told::Mastered { group, epoch: mastership.tenure.epoch.0 });
                 let before = application.mastership.replace(mastership);
                 let was_shortened = before.is_some_and(|before| before.shortened.is_some());
                 Told::Happened(match application.wish.take() {
@@ -224,6 +248,10 @@ impl Core {
                     Some(Claim::Own { .. }) => Incident::OwnAgain,
                     Some(Claim::Consent { .. }) => Incident::MovedByConsent,
                 })
+            }
+            Event::Prepare { of, what } => {
+                self.prepares = Some((of.fence, what));
+                return;
             }
             Event::Serves { .. } => Told::Serves,
             Event::Leads { .. } => Told::Leads,

@@ -91,6 +91,10 @@ impl<P: Program> World<P> {
     fn move_master(&mut self, node: usize, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
         let master = self.checks.server(group.0 as usize).unwrap_or(node);
         self.ambush_later(master);
+        if self.knobs.has_system && group != GroupId::SYSTEM {
+            let (node, draining) = if dice.coin() { (master, true) } else { (dice.index(self.nodes.len()), false) };
+            return self.order(node, GroupId::SYSTEM, Order::Drain(self.nodes[node].id, draining));
+        }
         if dice.coin() {
             return self.order(node, group, Order::Take);
         }

@@ -7,6 +7,7 @@ use std::fmt::Write;
 use paxos::{GroupId, Instant, NodeId};
 
 use super::checks::{Checks, Violation};
+use super::clock::Clock;
 use super::disk::{Disk, Left};
 use super::knobs::{Fault, Knobs, Mutation};
 use super::program::{Incident, Input, Order, Out, Program, Seat, Told};
@@ -60,24 +61,6 @@ pub(super) struct Member<P: Program> {
 impl<P: Program> Member<P> {
     pub(super) fn was_up(&self) -> bool {
         self.life > 0
-    }
-}
-
-/// A node's monotonic clock: it goes on at a rate of its own.
-#[derive(Clone, Copy, Debug)]
-struct Clock {
-    true_base: u64,
-    base: u64,
-    /// In millionths of the true rate.
-    rate_ppm: i64,
-    /// By how much the wall clock is ahead of where the monotonic one would have it.
-    wall: i64,
-}
-
-impl Clock {
-    fn read(&self, now: u64) -> u64 {
-        let passed = i128::from(now - self.true_base) * i128::from(1_000_000 + self.rate_ppm) / 1_000_000;
-        self.base + u64::try_from(passed).expect("clocks go forward")
     }
 }
 
@@ -388,7 +371,10 @@ impl<P: Program> World<P> {
             let clocks = |other: usize| Instant(self.nodes[other].clock.read(self.now));
             self.checks.one_serves(index, clocks)?;
         }
-        Ok(())
+        let now = self.clock(node);
+        let ordered = self.nodes[node].program.as_ref().and_then(|program| program.orders(now));
+        self.checks.ordered(node, ordered);
+        self.checks.one_moves(|other| Instant(self.nodes[other].clock.read(self.now)))
     }
 
     fn hear(&mut self, node: usize, told: Told) -> Result<(), Violation> {
@@ -410,6 +396,10 @@ impl<P: Program> World<P> {
                 self.checks.acknowledged(index(group), slot, id, &members)
             }
             Told::Refused { id } => self.checks.refused(id),
+            Told::Mastered { group, epoch } => {
+                self.checks.mastered(index(group), epoch);
+                Ok(())
+            }
             Told::Unknown { .. } => Ok(()),
             Told::Leads | Told::Serves => {
                 self.ambush(node, told == Told::Leads);

@@ -18,6 +18,7 @@ const OPTIONS: Options = Options {
     prepare_within: Duration::from_millis(800),
     handover_within: Duration::from_millis(400),
     lease_within: Duration::from_millis(2000),
+    remaining: Duration::from_millis(200),
     pause: Duration::from_millis(200),
     backoff: Duration::from_secs(1),
     backoff_most: Duration::from_secs(8),
@@ -73,7 +74,7 @@ struct World {
     /// A node that no hand-over to ever succeeds, and whether that is seen from afar.
     sick: Option<(NodeId, bool)>,
     /// The move whose steps may be under way, and until when.
-    under_way: Option<(Fence, u64)>,
+    under_way: Option<(Move, u64)>,
     hand_overs: u32,
 }
 
@@ -109,7 +110,7 @@ impl World {
     fn process(&mut self, id: NodeId, liveness: u64) -> Process {
         Process {
             id,
-            mover: Mover::new(OPTIONS),
+            mover: Mover::new(OPTIONS, Deviation::default()),
             liveness,
             learned: 0,
             system: System::default(),
@@ -122,15 +123,8 @@ impl World {
     }
 
     fn decide(&mut self, record: Record) {
-        let ended = self.system.token().map(|token| token.fence);
         self.log.push(record.clone());
         self.system.apply(Slot(self.log.len() as u64), &record);
-        if let Record::TokenEnd { fence } = record
-            && ended == Some(fence)
-            && self.under_way.is_some_and(|(under_way, _)| under_way == fence)
-        {
-            self.under_way = None;
-        }
     }
 
     fn send(&mut self, event: Event) {
@@ -246,11 +240,11 @@ impl World {
                 }
                 self.send(Event::Decide(record));
             }
-            Action::Prepare { what, of, within } => {
+            Action::Begin { step: Step::Prepare(what), of, within } => {
                 self.begins(of, within);
                 self.send(Event::Hear(id, liveness, Input::Prepared { fence: of.fence, what }));
             }
-            Action::Handover { of, within, .. } => {
+            Action::Begin { step: Step::Handover(_), of, within } => {
                 self.begins(of, within);
                 self.hand_overs += 1;
                 // Whoever is told of a step keeps to its limit.
@@ -259,7 +253,6 @@ impl World {
                     self.wire.push((at, Event::Become(of)));
                 }
             }
-            Action::Cancel { .. } => {}
         }
     }
 
@@ -268,12 +261,17 @@ impl World {
             // Of a mastership that is over: nobody obeys.
             return;
         }
-        if let Some((fence, until)) = self.under_way {
-            assert!(fence <= of.fence, "fence {} begins a step after {}", of.fence.0, fence.0);
-            assert!(fence == of.fence || until < self.now, "fences {} and {} are under way", fence.0, of.fence.0);
+        if let Some((other, until)) = self.under_way
+            && self.masters[&other.group].1 == other.epoch
+        {
+            let (fence, other) = (of.fence.0, other.fence.0);
+            assert!(other <= fence, "fence {fence} begins a step after {other}");
+            assert!(other == fence || until < self.now, "fences {other} and {fence} are under way");
         }
-        let until = self.now + u64::try_from(within.as_micros()).unwrap();
-        self.under_way = Some((of.fence, until.max(self.under_way.map_or(0, |(_, until)| until))));
+        // Whoever obeys counts shorter by what clocks may differ.
+        let until = self.now + u64::try_from(within.as_micros()).unwrap() * 99 / 100;
+        let before = self.under_way.filter(|(other, _)| other.fence == of.fence);
+        self.under_way = Some((of, before.map_or(until, |(_, before)| until.max(before))));
     }
 
     /// Where masters are that should be elsewhere, and where that is.

@@ -1,0 +1,309 @@
+//! Nodes with a system group that moves the masters of all others, on links and disks that take a millisecond.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use expect_test::{Expect, expect};
+use paxos::system::{Record as Change, Scheme};
+use paxos::{
+    Effects, Event, GroupId, Input, Instant, Message, Node, NodeId, NodeInput, Options, Process, Record, Token,
+};
+
+const NODES: u32 = 3;
+
+/// A message on its way, and when it arrives.
+type Letter = (Instant, NodeId, NodeId, GroupId, Message);
+
+struct Cluster {
+    now: Instant,
+    options: Arc<Options>,
+    groups: Vec<(GroupId, Vec<NodeId>)>,
+    nodes: BTreeMap<NodeId, Seat>,
+    wire: Vec<Letter>,
+    /// So long messages with orders take.
+    orders_take: Duration,
+    /// Whose application never is prepared.
+    idle: BTreeSet<NodeId>,
+    told: String,
+}
+
+struct Seat {
+    node: Option<Node>,
+    effects: Effects,
+    records: Vec<(GroupId, Record)>,
+    starts: u64,
+}
+
+impl Cluster {
+    fn new(groups: u32, options: Options) -> Cluster {
+        let founders: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
+        let seat = || Seat { node: None, effects: Effects::default(), records: Vec::new(), starts: 0 };
+        let mut cluster = Cluster {
+            now: Instant(1_000_000),
+            options: Arc::new(options),
+            groups: (0..=groups).map(|group| (GroupId(group), founders.clone())).collect(),
+            nodes: founders.iter().map(|node| (*node, seat())).collect(),
+            wire: Vec::new(),
+            orders_take: Duration::from_millis(1),
+            idle: BTreeSet::new(),
+            told: String::new(),
+        };
+        founders.iter().for_each(|node| cluster.start(*node));
+        // A lease is waited for at first, as somebody may have been master.
+        cluster.run(7_000);
+        for node in founders {
+            cluster.change(&Change::Node { node, capacity: 1 });
+        }
+        cluster.run(200);
+        cluster.told.clear();
+        cluster
+    }
+
+    fn start(&mut self, id: NodeId) {
+        let seat = self.nodes.get_mut(&id).unwrap();
+        seat.starts += 1;
+        let process = Process { node: id, incarnation: 1000 * u64::from(id.0) + seat.starts };
+        let records = seat.records.clone();
+        seat.node = Some(Node::start(process, &self.options, &self.groups, records, self.now, &mut seat.effects));
+        self.collect(id);
+    }
+
+    fn stop(&mut self, id: NodeId) {
+        self.nodes.get_mut(&id).unwrap().node = None;
+        self.tell(&format!("{id} is gone"));
+    }
+
+    fn change(&mut self, record: &Change) {
+        let id = self.master(GroupId::SYSTEM).expect("somebody serves the system group");
+        let input = Input::Forward { entry: record.encode().into() };
+        self.step(id, NodeInput::Group { group: GroupId::SYSTEM, input });
+    }
+
+    fn step(&mut self, id: NodeId, input: NodeInput) {
+        let seat = self.nodes.get_mut(&id).unwrap();
+        if let Some(node) = &mut seat.node {
+            node.step(self.now, input, &mut seat.effects);
+            self.collect(id);
+        }
+    }
+
+    fn collect(&mut self, id: NodeId) {
+        let seat = self.nodes.get_mut(&id).unwrap();
+        let token = seat.effects.token;
+        let has_written = !seat.effects.records.is_empty();
+        seat.records.append(&mut seat.effects.records);
+        seat.effects.token = Token(token.0 + u64::from(has_written));
+        let at = self.now + Duration::from_millis(1);
+        for (to, group, message) in std::mem::take(&mut seat.effects.sends) {
+            let at = if matches!(message, Message::Orders(_)) { self.now + self.orders_take } else { at };
+            self.wire.push((at, id, to, group, message));
+        }
+        for (group, event) in std::mem::take(&mut seat.effects.events) {
+            self.hear(id, group, event);
+        }
+        if has_written {
+            self.step(id, NodeInput::Persisted(token));
+        }
+    }
+
+    fn hear(&mut self, id: NodeId, group: GroupId, event: Event) {
+        match event {
+            Event::Prepare { of, what } => {
+                self.tell(&format!("{id} prepares {group} for {}: {what:?}", of.to));
+                if !self.idle.contains(&id) {
+                    self.step(id, NodeInput::Prepared { fence: of.fence, what });
+                }
+            }
+            Event::Serves { tenure } => self.tell(&format!("{id} serves {group} as {}", tenure.epoch)),
+            _ => {}
+        }
+    }
+
+    fn tell(&mut self, what: &str) {
+        let seconds = Duration::from_micros(self.now.0).as_secs_f64();
+        writeln!(self.told, "{seconds:.3} {what}").unwrap();
+    }
+
+    fn run(&mut self, millis: u64) {
+        for _ in 0..millis {
+            self.now = self.now + Duration::from_millis(1);
+            let now = self.now;
+            for (_, from, to, group, message) in self.wire.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
+                self.step(to, NodeInput::Message { from, group, message });
+            }
+            for id in self.nodes.keys().copied().collect::<Vec<_>>() {
+                self.step(id, NodeInput::Tick);
+            }
+            self.check_orders();
+        }
+    }
+
+    fn check_orders(&self) {
+        let nodes: Vec<&Node> = self.nodes.values().filter_map(|seat| seat.node.as_ref()).collect();
+        let epoch =
+            |group| nodes.iter().filter_map(move |node| Some(node.group(group)?.agreed().mastership.tenure.epoch));
+        let obeyed = nodes.iter().filter_map(|node| Some(node.orders(self.now)?.of));
+        let open = obeyed.filter(|of| epoch(of.group).max() <= Some(of.epoch));
+        let fences: BTreeSet<_> = open.map(|of| of.fence).collect();
+        assert!(fences.len() <= 1, "moves {fences:?} are in flight at {:?}", self.now);
+    }
+
+    fn master(&self, group: GroupId) -> Option<NodeId> {
+        let serves = |seat: &Seat| seat.node.as_ref()?.group(group)?.serves(self.now);
+        let mut masters = self.nodes.iter().filter(|(_, seat)| serves(seat).is_some()).map(|(id, _)| *id);
+        let master = masters.next();
+        assert_eq!(masters.next(), None, "two serve {group}");
+        master
+    }
+
+    fn masters(&self) -> String {
+        let name = |(group, _): &(GroupId, _)| self.master(*group).map_or("-".to_owned(), |node| node.to_string());
+        self.groups.iter().skip(1).map(name).collect::<Vec<_>>().join(" ")
+    }
+
+    fn check(&mut self, expected: &Expect) {
+        let masters = self.masters();
+        writeln!(self.told, "masters {masters}").unwrap();
+        expected.assert_eq(&self.told);
+        self.told.clear();
+    }
+}
+
+/// Three paxos groups, each with another node as master.
+fn spread(options: Options) -> Cluster {
+    let mut cluster = Cluster::new(3, options);
+    cluster.run(15_000);
+    let masters: BTreeSet<_> = (1..=3).map(|group| cluster.master(GroupId(group))).collect();
+    assert_eq!(masters.len(), 3, "{}", cluster.told);
+    cluster.told.clear();
+    cluster
+}
+
+/// One that is not the system group's master.
+fn drain(cluster: &mut Cluster) -> NodeId {
+    let holder = cluster.master(GroupId::SYSTEM);
+    let node = (1..=NODES).map(NodeId).find(|node| Some(*node) != holder).unwrap();
+    cluster.change(&Change::Drain { node, draining: true });
+    node
+}
+
+#[test]
+fn a_drained_node_is_left_by_one_master_after_the_other() {
+    let mut cluster = Cluster::new(6, Options::default());
+    cluster.run(12_000);
+    let masters = cluster.masters();
+    cluster.told = format!("masters {masters}\n");
+    drain(&mut cluster);
+    cluster.run(8_000);
+    cluster.check(&expect![[r#"
+        masters n2 n2 n3 n3 n1 n1
+        20.715 n1 prepares g5 for n2: SyncOffsets
+        20.721 n1 prepares g5 for n2: TellProducers
+        20.733 n2 serves g5 as e3
+        22.065 n1 prepares g6 for n3: SyncOffsets
+        22.071 n1 prepares g6 for n3: TellProducers
+        22.082 n3 serves g6 as e3
+        masters n2 n2 n3 n3 n2 n3
+    "#]]);
+}
+
+#[test]
+fn a_node_that_was_drained_gets_masters_again() {
+    let mut cluster = spread(Options::default());
+    let node = drain(&mut cluster);
+    cluster.run(5_000);
+    cluster.check(&expect![[r#"
+        23.807 n1 prepares g1 for n2: SyncOffsets
+        23.813 n1 prepares g1 for n2: TellProducers
+        23.825 n2 serves g1 as e4
+        masters n2 n2 n3
+    "#]]);
+    cluster.change(&Change::Drain { node, draining: false });
+    cluster.run(5_000);
+    cluster.check(&expect![[r#"
+        28.307 n2 prepares g1 for n1: SyncOffsets
+        28.313 n2 prepares g1 for n1: TellProducers
+        28.325 n1 serves g1 as e5
+        masters n1 n2 n3
+    "#]]);
+}
+
+#[test]
+fn a_lease_is_cut_short_or_waited_for_where_that_is_wanted() {
+    for (scheme, expected) in [
+        (
+            Scheme::Shorten,
+            expect![[r#"
+        23.307 n1 prepares g1 for n2: SyncOffsets
+        23.313 n1 prepares g1 for n2: TellProducers
+        23.825 n2 serves g1 as e4
+        masters n2 n2 n3
+    "#]],
+        ),
+        (
+            Scheme::Wait,
+            expect![[r#"
+        23.607 n1 prepares g1 for n2: SyncOffsets
+        23.613 n1 prepares g1 for n2: TellProducers
+        28.630 n2 serves g1 as e4
+        masters n2 n2 n3
+    "#]],
+        ),
+    ] {
+        let mut options = Options::default();
+        options.mover.scheme = scheme;
+        let mut cluster = spread(options);
+        drain(&mut cluster);
+        cluster.run(9_000);
+        cluster.check(&expected);
+    }
+}
+
+#[test]
+fn what_is_never_prepared_stays() {
+    let mut cluster = spread(Options::default());
+    let node = drain(&mut cluster);
+    cluster.idle.insert(node);
+    cluster.run(45_000);
+    cluster.check(&expect![[r#"
+        23.807 n1 prepares g1 for n2: SyncOffsets
+        59.015 n1 prepares g1 for n2: SyncOffsets
+        masters n1 n2 n3
+    "#]]);
+}
+
+#[test]
+fn orders_that_were_long_on_their_way_are_not_obeyed() {
+    let mut cluster = spread(Options::default());
+    drain(&mut cluster);
+    // Longer than the limit of a preparation.
+    cluster.orders_take = Duration::from_millis(5_100);
+    cluster.run(20_000);
+    cluster.check(&expect![[r#"
+        masters n1 n2 n3
+    "#]]);
+}
+
+#[test]
+fn a_move_whose_holder_is_gone_is_taken_over_by_the_next_one() {
+    let mut cluster = spread(Options::default());
+    let node = drain(&mut cluster);
+    cluster.idle.insert(node);
+    cluster.run(2_000);
+    cluster.stop(cluster.master(GroupId::SYSTEM).unwrap());
+    cluster.run(20_000);
+    cluster.idle.clear();
+    cluster.run(25_000);
+    cluster.check(&expect![[r#"
+        23.807 n1 prepares g1 for n2: SyncOffsets
+        25.200 n3 is gone
+        29.284 n1 serves g0 as e2
+        29.706 n2 serves g3 as e3
+        49.810 n1 prepares g1 for n2: SyncOffsets
+        49.812 n1 prepares g1 for n2: TellProducers
+        49.821 n2 serves g1 as e4
+        masters n2 n2 n2
+    "#]]);
+}
