@@ -181,7 +181,8 @@ impl<P: Program> World<P> {
         let patience = 40 * lease + 10_000_000;
         // A lease that is over before a slot can be decided may leave nobody master: then deciding is all there is to ask,
         // as it is of the system group, which clients do not write to.
-        let can_serve = lease > 2 * self.knobs.delay.1 + self.knobs.sync.1;
+        // What is written while a sync is under way waits for that one, too.
+        let can_serve = lease > 2 * self.knobs.delay.1 + 2 * self.knobs.sync.1;
         let count = |world: &Self, group: GroupId| match can_serve && group != GroupId::SYSTEM {
             true => world.checks.acknowledgements()[group.0 as usize],
             false => world.checks.count(group.0 as usize),
