@@ -28,6 +28,7 @@ impl Group {
         } else {
             self.step_down(effects);
             self.promise(ballot, Some(from), effects);
+            self.give_way(now);
         }
     }
 

@@ -77,6 +77,11 @@ impl Group {
         }
     }
 
+    /// Another has this node's promise, and is to lead: a ballot beyond it would only depose it. Not for ever: it may be gone.
+    pub(super) fn give_way(&mut self, now: Instant) {
+        self.ambition.since = Some(now + self.options.stagger);
+    }
+
     /// Different for each node and attempt, and longer with each attempt.
     fn stagger(&self) -> Duration {
         let attempts = self.ambition.attempts;
