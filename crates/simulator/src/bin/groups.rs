@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use simulator::groups::{Coverage, Failure, Fault, Knobs, Mutation, catch, run_core, run_pieces};
+use simulator::groups::{Coverage, Failure, Fault, Knobs, Mutation, catch, moves_table, run_core, run_pieces};
 
 /// Of a run of fewer, nobody can say that it came across everything.
 const SEEDS_THAT_COVER: u64 = 1_000;
@@ -28,6 +28,9 @@ struct Arguments {
     /// Catch all deliberate bugs instead.
     #[arg(long)]
     mutants: bool,
+    /// Measure how long it takes to move a master instead, with so many moves of each kind.
+    #[arg(long, num_args = 0..=1, default_missing_value = "100")]
+    moves: Option<u64>,
     /// Only this seed.
     #[arg(long)]
     seed: Option<u64>,
@@ -52,10 +55,11 @@ fn main() -> anyhow::Result<ExitCode> {
     let arguments = Arguments::parse();
     // What breaks an assertion is told as a violation.
     std::panic::set_hook(Box::new(|_| {}));
-    let is_good = match arguments.seed {
-        Some(seed) => replay(&arguments, seed)?,
-        None if arguments.mutants => catch_all(),
-        None => run_all(&arguments)?,
+    let is_good = match (arguments.seed, arguments.moves) {
+        (Some(seed), _) => replay(&arguments, seed)?,
+        (None, Some(count)) => move_masters(count),
+        (None, None) if arguments.mutants => catch_all(),
+        (None, None) => run_all(&arguments)?,
     };
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -97,6 +101,17 @@ fn catch_all() -> bool {
         }
     }
     are_caught
+}
+
+fn move_masters(count: u64) -> bool {
+    match moves_table(count) {
+        Ok(table) => print!("{table}"),
+        Err(violation) => {
+            eprintln!("{violation}");
+            return false;
+        }
+    }
+    true
 }
 
 fn replay(arguments: &Arguments, seed: u64) -> anyhow::Result<bool> {

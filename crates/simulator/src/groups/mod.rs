@@ -10,6 +10,7 @@ mod checks;
 mod clock;
 mod disk;
 mod knobs;
+mod moves;
 mod program;
 mod runner;
 mod seat;
@@ -20,6 +21,7 @@ mod world;
 
 pub use checks::{Rule, Violation};
 pub use knobs::{Fault, Knobs, Mutation};
+pub use moves::{Move, Scheme, measure, moves_table};
 pub use program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
 pub use runner::{Coverage, Failure, Outcome, run, run_pieces, shrink};
 pub use seat::Core;

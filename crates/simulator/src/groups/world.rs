@@ -36,7 +36,7 @@ pub(super) struct World<P: Program> {
     proposals: u64,
     founders: Vec<NodeId>,
     everyone: Vec<NodeId>,
-    trace: u64,
+    pub(super) trace: u64,
     /// The trace as lines, if anybody wants to read it.
     pub(super) lines: Option<Vec<String>>,
 }
@@ -127,17 +127,16 @@ impl<P: Program> World<P> {
         world
     }
 
-    /// Until so many more events have been, or this true time has come.
+    /// Until so many more events have been, or this true time has come; not beyond it.
     pub(super) fn run(&mut self, steps: u64, until: u64) -> Result<(), Violation> {
         let last = self.steps + steps;
         while self.steps < last && self.now < until {
-            self.step()?;
+            match self.queue.peek() {
+                Some(Reverse((at, ..))) if *at <= until => self.step()?,
+                Some(_) | None => self.now = until,
+            }
         }
         Ok(())
-    }
-
-    pub(super) fn hash(&self) -> u64 {
-        self.trace
     }
 
     fn step(&mut self) -> Result<(), Violation> {

@@ -1,0 +1,317 @@
+//! How long it takes to move a master, and for how long nobody serves meanwhile, for each way to move one.
+//!
+//! The world is the one of the seeds, without its faults: three nodes, true clocks, and a client that proposes once a millisecond
+//! to whoever serves. What a seed varies is how long messages and syncs take, and where in between the order comes.
+
+use std::collections::VecDeque;
+use std::fmt::Write;
+use std::time::Duration;
+
+use paxos::{GroupId, Options};
+
+use super::checks::{Rule, Violation};
+use super::knobs::{Knobs, Mutation};
+use super::program::{Input, Order, Program};
+use super::seat::Core;
+use super::world::World;
+use crate::Random;
+
+#[cfg(test)]
+mod tests;
+
+const NODES: u32 = 3;
+/// The one paxos group has one of so many ids: how candidates keep out of each other's way follows from it.
+const IDS: u32 = 64;
+const LEASES: [Duration; 3] = [Duration::from_secs(2), Duration::from_secs(5), Duration::from_secs(10)];
+
+// Microseconds. With these, a commit takes about two milliseconds.
+const DELAY: (u64, u64) = (200, 400);
+const SYNC: (u64, u64) = (600, 1_200);
+/// As often as the core asks for while there is work.
+const TICK: u64 = 2_000;
+const PROPOSAL: u64 = 1_000;
+const SHORTENED: u64 = 500_000;
+/// How long a run goes on once the next master serves, to see its first acknowledgements.
+const AFTER: u64 = 500_000;
+const NEVER: u64 = 1 << 50;
+
+/// A way for the next master to come to serve.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Scheme {
+    /// The master renews no more, and the next one waits for the whole lease.
+    Waits,
+    /// The master ends its lease in half a second.
+    Shortens,
+    /// The next master asks for consent.
+    Consents,
+    /// It asks, and the master is cut off from all others at that moment.
+    ConsentsCutOff,
+    /// Nobody asks for anything: the master crashes, and is not started again.
+    Crashes,
+}
+
+impl Scheme {
+    pub const ALL: [Scheme; 5] =
+        [Scheme::Waits, Scheme::Shortens, Scheme::Consents, Scheme::ConsentsCutOff, Scheme::Crashes];
+
+    fn name(self) -> &'static str {
+        match self {
+            Scheme::Waits => "1: the lease runs out",
+            Scheme::Shortens => "2: cut to 500 ms",
+            Scheme::Consents => "3: consent",
+            Scheme::ConsentsCutOff => "3, the master cut off",
+            Scheme::Crashes => "the master crashes",
+        }
+    }
+
+    /// Move and gap, at the median and the 99th percentile, of phxpaxos with its way of waiting, and for consent of what was
+    /// planned here. Predicted for a lease of ten seconds; what follows from phxpaxos' polling is a part of the lease.
+    fn predicted(self, lease: Duration) -> Option<[[u64; 2]; 2]> {
+        let lease = micros(lease);
+        let polling = |late: [u64; 2]| late.map(|part| lease * part / 1_000);
+        match self {
+            Scheme::Waits => Some([polling([1_250, 1_560]), polling([134, 350])]),
+            Scheme::Shortens => Some([polling([125, 350]).map(|gap| 400_000 + gap), polling([125, 350])]),
+            Scheme::Consents => Some([[3_500; 2], [3_200; 2]]),
+            Scheme::ConsentsCutOff | Scheme::Crashes => None,
+        }
+    }
+}
+
+/// What became of one order. In microseconds of true time.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Move {
+    /// From the order until another node serves.
+    pub took: u64,
+    /// The longest time for which nobody served.
+    pub gap: u64,
+    /// The longest time for which no client was answered that its proposal is decided.
+    pub silence: u64,
+    /// For how long two nodes served at once.
+    pub doubled: u64,
+    /// From a proposal to its acknowledgement, in the middle of those before the order.
+    pub commit: u64,
+}
+
+/// One move.
+///
+/// # Errors
+/// If a rule is broken, or nobody serves in the end.
+pub fn measure(scheme: Scheme, lease: Duration, seed: u64) -> Result<Move, Violation> {
+    let mut random = Random::new(seed);
+    let group = GroupId(1 + u32::try_from(random.below(IDS.into())).expect("it is small"));
+    let mut world = World::new(knobs(lease, random.bits()), false);
+    world.groups = vec![group];
+    let mut run = Run::new(world, group);
+    run.until(|run| run.server().is_some())?;
+    let settled = run.world.now + 200_000 + random.below(100_000);
+    run.until(|run| run.world.now >= settled)?;
+    let [commit, _] = percentiles(run.commits.clone());
+    let master = run.server().expect("without faults, a master goes on");
+    let next = (master + 1 + random.index(2)) % NODES as usize;
+    let begun = run.world.now;
+    run.order(scheme, lease, master, next)?;
+    run.until(|run| run.server().is_some_and(|node| node != master))?;
+    let took = run.world.now - begun;
+    let end = run.world.now + AFTER;
+    run.until(|run| run.world.now >= end)?;
+    Ok(Move { took, gap: run.gap, silence: run.silence, doubled: run.doubled, commit })
+}
+
+/// A world, its client, and who looks on.
+struct Run {
+    world: World<Core>,
+    group: GroupId,
+    proposed: u64,
+    next_proposal: u64,
+    /// When each was proposed that was not acknowledged; and how long that took for the others.
+    waiting: VecDeque<u64>,
+    commits: Vec<u64>,
+    acknowledged: u64,
+    acknowledged_last: u64,
+    silence: u64,
+    looked: u64,
+    /// Until when each node serves, if nothing happens to it.
+    serve_until: [u64; NODES as usize],
+    served_last: u64,
+    gap: u64,
+    doubled: u64,
+}
+
+impl Run {
+    fn new(world: World<Core>, group: GroupId) -> Self {
+        Run {
+            world,
+            group,
+            proposed: 0,
+            next_proposal: PROPOSAL,
+            waiting: VecDeque::new(),
+            commits: Vec::new(),
+            acknowledged: 0,
+            acknowledged_last: 0,
+            silence: 0,
+            looked: 0,
+            serve_until: [0; NODES as usize],
+            served_last: 0,
+            gap: 0,
+            doubled: 0,
+        }
+    }
+
+    fn order(&mut self, scheme: Scheme, lease: Duration, master: usize, next: usize) -> Result<(), Violation> {
+        (self.silence, self.gap, self.doubled) = (0, 0, 0);
+        let to = self.world.nodes[next].id;
+        match scheme {
+            Scheme::Waits => self.world.order(master, self.group, Order::Shorten(to, micros(lease)))?,
+            Scheme::Shortens => self.world.order(master, self.group, Order::Shorten(to, SHORTENED))?,
+            Scheme::Consents => self.world.order(next, self.group, Order::Take)?,
+            Scheme::ConsentsCutOff => {
+                self.world.order(next, self.group, Order::Take)?;
+                self.world.isolate(master);
+            }
+            Scheme::Crashes => self.world.crash(master)?,
+        }
+        self.look();
+        Ok(())
+    }
+
+    fn until(&mut self, is_so: impl Fn(&Run) -> bool) -> Result<(), Violation> {
+        let patience = self.world.now + 60_000_000;
+        while !is_so(self) {
+            self.step()?;
+            if self.world.now > patience {
+                let story = format!("nothing came of a move until {}", self.world.now);
+                return Err(Violation { rule: Rule::GoesOn, story });
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        self.world.run(1, self.next_proposal)?;
+        self.look();
+        if self.world.now < self.next_proposal {
+            return Ok(());
+        }
+        self.next_proposal += PROPOSAL;
+        if let Some(server) = self.server() {
+            self.proposed += 1;
+            self.waiting.push_back(self.world.now);
+            self.world.feed(server, Input::Propose(self.group, self.proposed))?;
+            self.look();
+        }
+        Ok(())
+    }
+
+    /// Who serves now.
+    fn server(&self) -> Option<usize> {
+        (0..NODES as usize).find(|node| self.world.now < self.serve_until[*node])
+    }
+
+    /// Since the last look, time may have ended what each node had said, and nothing else.
+    fn look(&mut self) {
+        let now = self.world.now;
+        let mut ends = self.serve_until.map(|until| until.min(now));
+        ends.sort_unstable();
+        let [.., second, last] = ends;
+        self.doubled += second.saturating_sub(self.looked);
+        if last > self.looked {
+            self.gap = self.gap.max(self.looked - self.served_last);
+            self.served_last = last;
+        }
+        for (node, until) in self.serve_until.iter_mut().enumerate() {
+            let serves = self.world.nodes[node].program.as_ref().and_then(|program| program.view(self.group).serves);
+            let clock = self.world.clock(node);
+            // All clocks go at the true rate here.
+            *until = serves.map_or(0, |(until, _)| now + micros(until.since(clock)));
+        }
+        self.looked = now;
+        let acknowledged = self.world.checks.acknowledgements()[self.group.0 as usize];
+        if acknowledged > self.acknowledged {
+            let count = usize::try_from(acknowledged - self.acknowledged).expect("they are few");
+            self.commits.extend(self.waiting.drain(..count).map(|proposed| now - proposed));
+            self.silence = self.silence.max(now - self.acknowledged_last);
+            (self.acknowledged, self.acknowledged_last) = (acknowledged, now);
+        }
+    }
+}
+
+fn knobs(lease: Duration, seed: u64) -> Knobs {
+    Knobs {
+        seed,
+        steps: 0,
+        nodes: NODES,
+        groups: IDS,
+        has_system: false,
+        delay: DELAY,
+        sync: SYNC,
+        tick: TICK,
+        // The world's own client asks any node.
+        proposal: NEVER,
+        trouble: NEVER,
+        loss: 0.0,
+        doubling: 0.0,
+        tail: 0.0,
+        ambush: 0.0,
+        drift_ppm: 0,
+        is_clock_broken: false,
+        heals: false,
+        without: u32::MAX,
+        options: Options { lease, ..Options::default() },
+        mutant: Mutation::None,
+    }
+}
+
+/// So many moves of each kind, as a Markdown table beside what was predicted.
+///
+/// # Errors
+/// As [`measure`].
+pub fn moves_table(count: u64) -> Result<String, Violation> {
+    let mut table = String::from(HEAD);
+    let mut commits = Vec::new();
+    for lease in LEASES {
+        for scheme in Scheme::ALL {
+            let moves = (0..count).map(|seed| measure(scheme, lease, seed)).collect::<Result<Vec<_>, _>>()?;
+            commits.extend(moves.iter().map(|one| one.commit));
+            let shown = |of: fn(&Move) -> u64| show(percentiles(moves.iter().map(of).collect()));
+            let predicted = scheme.predicted(lease).map(|predicted| predicted.map(show));
+            let [took, gap] = predicted.unwrap_or_else(|| [String::new(), String::new()]);
+            let doubled = moves.iter().map(|one| one.doubled).max().unwrap_or_default();
+            let _ = writeln!(
+                table,
+                "| {} s | {} | {} | {took} | {} | {gap} | {} | {doubled} |",
+                lease.as_secs(),
+                scheme.name(),
+                shown(|one| one.took),
+                shown(|one| one.gap),
+                shown(|one| one.silence),
+            );
+        }
+    }
+    let commit = show(percentiles(commits));
+    let _ = writeln!(table, "\n{count} moves each; a commit takes {commit} (p50 / p99 of the moves).");
+    Ok(table)
+}
+
+const HEAD: &str = "\
+| lease | scheme | move p50 / p99 | predicted | nobody serves p50 / p99 | predicted | no acknowledgement p50 / p99 | two serve |
+|---|---|---|---|---|---|---|---|
+";
+
+/// The median and the 99th percentile, by the nearest rank.
+fn percentiles(mut values: Vec<u64>) -> [u64; 2] {
+    values.sort_unstable();
+    [50, 99].map(|part| values.get((values.len() * part).div_ceil(100).max(1) - 1).copied().unwrap_or_default())
+}
+
+fn show([median, most]: [u64; 2]) -> String {
+    let one = |micros: u64| match micros {
+        0..1_000_000 => format!("{}.{} ms", micros / 1_000, micros % 1_000 / 100),
+        _ => format!("{}.{:03} s", micros / 1_000_000, micros % 1_000_000 / 1_000),
+    };
+    format!("{} / {}", one(median), one(most))
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).expect("it is short")
+}
