@@ -63,13 +63,15 @@ pub enum Mutant {
     TwoMoveTokens,
     /// Another's token is taken over without waiting for what its holder may have begun.
     TakesTokenAtOnce,
-    /// Orders count from when they came, however long they were on their way.
-    ObeysLate,
+    /// A node whose lease may still run is decided to be gone.
+    ExpiresEarly,
+    /// What comes after a failed sync is taken to be durable once a later one succeeds.
+    OutlivesFailedSync,
 }
 
 #[cfg(feature = "mutants")]
 impl Mutant {
-    pub const ALL: [Mutant; 23] = [
+    pub const ALL: [Mutant; 24] = [
         Mutant::ForgetsPromise,
         Mutant::VotesBeforeSync,
         Mutant::VotesWithGap,
@@ -92,7 +94,8 @@ impl Mutant {
         Mutant::LivesOn,
         Mutant::TwoMoveTokens,
         Mutant::TakesTokenAtOnce,
-        Mutant::ObeysLate,
+        Mutant::ExpiresEarly,
+        Mutant::OutlivesFailedSync,
     ];
 }
 

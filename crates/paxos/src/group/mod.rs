@@ -178,6 +178,7 @@ impl Group {
         match input {
             Input::Message { from, message } => self.hear(from, message, now, effects),
             Input::Persisted(token) => self.persisted(token, now, effects),
+            Input::StorageFailed if self.options.deviation.is(Mutant::OutlivesFailedSync) => {}
             Input::StorageFailed => {
                 self.has_stopped = true;
                 return self.step_down(effects);

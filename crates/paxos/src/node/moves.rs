@@ -14,7 +14,6 @@ use crate::ids::{GroupId, Instant, NodeId, Tenure};
 use crate::message::{Message, Orders, Report, Serving};
 use crate::mover::{self, Action, Facts, Move, Mover, View};
 use crate::options::Options;
-use crate::simulation::Mutant;
 use crate::system::{Fence, Preparation, Record, Scheme, Step};
 
 #[derive(Debug)]
@@ -206,8 +205,7 @@ impl Node {
         if process != self.process.incarnation {
             return;
         }
-        let since = if self.options.deviation.is(Mutant::ObeysLate) { now } else { stamp };
-        self.obey(Obeyed { of, step, until: since + self.options.shrunk(within) }, now, effects);
+        self.obey(Obeyed { of, step, until: stamp + self.options.shrunk(within) }, now, effects);
     }
 
     fn obey(&mut self, orders: Obeyed, now: Instant, effects: &mut Effects) {

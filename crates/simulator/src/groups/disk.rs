@@ -18,6 +18,8 @@ pub(super) struct Disk {
     tokens: Vec<(u64, usize)>,
     /// A sync under way, up to where.
     pub(super) syncing: Option<usize>,
+    /// Where a failed sync left a hole: what lies behind is lost, whatever later syncs say.
+    hole: Option<usize>,
 }
 
 /// The journal has lost what it had promised to keep.
@@ -28,7 +30,9 @@ pub(super) struct Damaged;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Left {
     All,
+    /// Some records are whole, or none, and the others are not there at all.
     Lost,
+    /// A part of a record is there.
     Torn,
 }
 
@@ -70,14 +74,24 @@ impl Disk {
     /// The last token that is durable now, and the bytes that are so newly.
     pub(super) fn synced(&mut self) -> (Option<u64>, std::ops::Range<usize>) {
         let Some(upto) = self.syncing.take() else { return (None, 0..0) };
-        let fresh = self.synced..upto;
+        let end = self.hole.unwrap_or(upto);
+        let fresh = self.synced.min(end)..upto.min(end);
         let count = self.tokens.partition_point(|(_, end)| *end <= upto);
         let token = self.tokens.drain(..count).next_back().map(|(token, _)| token);
         self.synced = upto;
-        for (start, _) in frames(&self.bytes[..upto], fresh.start) {
+        for (start, _) in frames(&self.bytes[..fresh.end], fresh.start) {
             self.known = self.known.max(known_of(&self.bytes[start..]));
         }
         (token, fresh)
+    }
+
+    /// As systems do it ("Can Applications Recover from fsync Failures?", Rebello et al., ATC '20): pages that could not be
+    /// written are taken to be clean, so the next sync passes over them, and succeeds.
+    pub(super) fn fail_sync(&mut self, random: &mut Random) {
+        let Some(upto) = self.syncing.take() else { return };
+        let start = if random.coin() { self.synced } else { self.synced + random.index(upto - self.synced) };
+        self.bytes[start..upto].fill(0);
+        self.hole = Some(self.hole.map_or(start, |hole| hole.min(start)));
     }
 
     /// Records that lie in these bytes.
@@ -88,19 +102,28 @@ impl Disk {
 
     /// Power is lost: of what was not synced, anything may be there, up to some byte, and something else behind it.
     pub(super) fn crash(&mut self, random: &mut Random) -> Left {
-        let unsynced = self.bytes.len() - self.synced;
-        let kept = if unsynced == 0 { 0 } else { random.index(unsynced + 1) };
-        self.bytes.truncate(self.synced + kept);
         (self.syncing, _) = (None, self.tokens.clear());
-        if kept > 0 && random.coin() {
-            // A sector that was never written behind one that was.
+        let (start, end) = (self.synced, self.bytes.len());
+        if start == end {
+            return Left::All;
+        }
+        let cuts: Vec<usize> = frames(&self.bytes, start).map(|(_, until)| until).filter(|cut| *cut < end).collect();
+        let cut = match random.below(4) {
+            0 => start,
+            1 => end,
+            2 if !cuts.is_empty() => cuts[random.index(cuts.len())],
+            _ => start + random.index(end - start + 1),
+        };
+        self.bytes.truncate(cut);
+        if random.coin() {
+            // A sector that was never written, behind those that were.
             let garbage = random.bits().to_le_bytes();
             self.bytes.extend_from_slice(&garbage);
         }
-        match kept {
-            _ if unsynced == 0 => Left::All,
-            0 => Left::Lost,
-            _ if kept == unsynced => Left::All,
+        match cut {
+            _ if self.hole.is_some() => Left::Torn,
+            _ if cut == end => Left::All,
+            _ if cut == start || cuts.contains(&cut) => Left::Lost,
             _ => Left::Torn,
         }
     }
@@ -133,7 +156,7 @@ impl Disk {
             return Err(Damaged);
         }
         self.bytes.truncate(end);
-        (self.synced, self.known) = (end, known);
+        (self.synced, self.known, self.hole) = (end, known, None);
         Ok(records)
     }
 }

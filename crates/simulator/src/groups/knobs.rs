@@ -117,7 +117,11 @@ impl Knobs {
         let random = &mut Random::new(seed);
         let micros = |random: &mut Random, least, most| least + random.below(most - least + 1);
         let of = |random: &mut Random, choices: &[u64]| choices[random.index(choices.len())];
+        let slowest = of(random, &[500, 2_000, 8_000]);
+        let slowest_sync = of(random, &[200, 1_000, 10_000]);
         let lease = if random.coin() { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
+        // In most runs a slot can be decided before the lease is over that it renews.
+        let lease = if random.below(8) == 0 { lease } else { lease + 2 * slowest + 2 * slowest_sync };
         let drift_ppm = u32::try_from(of(random, &[0, 200, 10_000])).expect("it is small");
         let count = |random: &mut Random, choices: &[u64]| usize::try_from(of(random, choices)).expect("it is small");
         let options = Options {
@@ -148,17 +152,17 @@ impl Knobs {
                 },
             },
         };
-        let slowest = of(random, &[500, 2_000, 8_000]);
+        let has_system = random.coin();
         let options = Options { mover: draw_mover(random, &options), report: 2 * options.resend, ..options };
         Knobs {
             seed,
-            steps: 2_000 + random.below(1_000),
+            steps: 2_000 + random.below(1_000) + if random.below(8) == 0 { 10_000 } else { 0 },
             nodes: if random.below(3) == 0 { 5 } else { 3 },
-            groups: u32::try_from(1 + random.below(2)).expect("it is small"),
-            has_system: random.coin(),
+            groups: u32::try_from(1 + random.below(if has_system { 4 } else { 2 })).expect("it is small"),
+            has_system,
             delay: (50, slowest),
-            sync: (20, of(random, &[200, 1_000, 10_000])),
-            tick: micros(random, 1_000, 5_000),
+            sync: (20, slowest_sync),
+            tick: micros(random, 1_000, 5_000.max(lease / 10)),
             proposal: of(random, &[300, 1_000, 5_000, 100_000]),
             trouble: of(random, &[3_000, 10_000, 40_000]),
             loss: [0.0, 0.01, 0.1][random.index(3)],
@@ -182,9 +186,9 @@ impl Knobs {
 
 fn draw_mover(random: &mut Random, options: &Options) -> mover::Options {
     let times = |random: &mut Random, most: u64| options.resend * u32::try_from(1 + random.below(most)).unwrap_or(1);
-    let lease = times(random, 4);
-    let (prepare_within, handover_within) = (times(random, 8), times(random, 4));
-    let lease_within = options.lease + times(random, 4);
+    let lease = times(random, 2);
+    let (prepare_within, handover_within) = (times(random, 4), times(random, 3));
+    let lease_within = options.lease + times(random, 2);
     let wait = options.stretched(lease + lease_within.max(prepare_within).max(handover_within));
     mover::Options {
         scheme: [Scheme::Consent, Scheme::Shorten, Scheme::Wait][random.index(3)],

@@ -191,7 +191,6 @@ pub enum Incident {
     SlowSync,
     BitFlip,
     ClockDrift,
-    ClockJump,
     /// A node whose disk is damaged was replaced by another.
     Replaced,
     /// Somebody became master by waiting out a lease.
@@ -216,7 +215,7 @@ pub enum Incident {
 }
 
 impl Incident {
-    pub const ALL: [Incident; 27] = [
+    pub const ALL: [Incident; 26] = [
         Incident::Crash,
         Incident::Pause,
         Incident::Partition,
@@ -229,7 +228,6 @@ impl Incident {
         Incident::SlowSync,
         Incident::BitFlip,
         Incident::ClockDrift,
-        Incident::ClockJump,
         Incident::Replaced,
         Incident::LeaseExpired,
         Incident::MovedByConsent,

@@ -22,7 +22,6 @@ impl<P: Program> World<P> {
         match fault {
             Fault::Partitions => self.cut_or_heal(&mut dice),
             Fault::Crashes if self.is_up(node) => {
-                self.checks.happened(Incident::Crash);
                 self.restart_later(node, 500 + dice.below(60_000));
                 return self.crash(node);
             }
@@ -67,8 +66,11 @@ impl<P: Program> World<P> {
             // All links, one of them at a time, in any order: what is cut first need not be healed first.
             0 => {
                 let (a, b) = (dice.index(count), dice.index(count));
-                self.is_cut[a][b] = !self.is_cut[a][b];
-                self.checks.happened(Incident::OneWayPartition);
+                let was_whole = !self.is_cut[a][b] && !self.is_cut[b][a];
+                self.is_cut[a][b] = a != b && !self.is_cut[a][b];
+                if a != b && was_whole && self.is_up(a) && self.is_up(b) {
+                    self.checks.happened(Incident::OneWayPartition);
+                }
             }
             1 | 2 => {
                 let side: Vec<bool> = (0..count).map(|_| dice.coin()).collect();
@@ -78,9 +80,25 @@ impl<P: Program> World<P> {
                         self.is_cut[a][b] = side[a] != side[b] && (side[a] || !is_one_way);
                     }
                 }
-                self.checks.happened(if is_one_way { Incident::OneWayPartition } else { Incident::Partition });
+                let has = |of: bool| (0..count).any(|node| side[node] == of && self.is_up(node));
+                if has(true) && has(false) {
+                    self.checks.happened(if is_one_way { Incident::OneWayPartition } else { Incident::Partition });
+                }
             }
             _ => self.heal_links(),
+        }
+    }
+
+    pub(super) fn isolate(&mut self, node: usize) {
+        if self.is_peaceful {
+            return;
+        }
+        self.note(node, || "is cut off".to_owned());
+        for other in (0..self.nodes.len()).filter(|other| *other != node) {
+            if self.is_up(node) && self.is_up(other) {
+                self.checks.happened(Incident::Partition);
+            }
+            (self.is_cut[node][other], self.is_cut[other][node]) = (true, true);
         }
     }
 
@@ -158,6 +176,9 @@ impl<P: Program> World<P> {
         self.is_peaceful = true;
         // Who is down knows of members, too.
         for node in 0..self.nodes.len() {
+            if self.nodes[node].has_failed {
+                self.crash(node)?;
+            }
             self.start(node)?;
         }
         let core = self.core();
@@ -181,7 +202,7 @@ impl<P: Program> World<P> {
         let patience = 40 * lease + 10_000_000;
         // A lease that is over before a slot can be decided may leave nobody master: then deciding is all there is to ask,
         // as it is of the system group, which clients do not write to.
-        // What is written while a sync is under way waits for that one, too.
+        // What is written waits for the sync that is under way, and then for its own.
         let can_serve = lease > 2 * self.knobs.delay.1 + 2 * self.knobs.sync.1;
         let count = |world: &Self, group: GroupId| match can_serve && group != GroupId::SYSTEM {
             true => world.checks.acknowledgements()[group.0 as usize],

@@ -55,7 +55,8 @@ pub(super) struct Member<P: Program> {
     pub(super) is_damaged: bool,
     /// It will find that it is, when it starts.
     pub(super) is_doomed: bool,
-    has_failed: bool,
+    /// A sync of it has failed, so it has to be started anew.
+    pub(super) has_failed: bool,
 }
 
 impl<P: Program> Member<P> {
@@ -212,15 +213,14 @@ impl<P: Program> World<P> {
     }
 
     /// When most is under way.
-    fn ambush(&mut self, node: usize, is_new: bool) {
+    fn ambush(&mut self, node: usize, crashes: bool) {
         if self.is_peaceful || !self.knobs.has(Fault::Ambushes) || !self.random.chance(self.knobs.ambush) {
             return;
         }
-        if is_new {
+        if crashes {
             let life = self.nodes[node].life;
             let within = 2 * self.knobs.delay.1 + self.knobs.sync.1;
             let after = self.random.below(within);
-            self.checks.happened(Incident::Crash);
             self.schedule(after, Event::Crash { node, life });
         } else {
             self.isolate(node);
@@ -245,17 +245,6 @@ impl<P: Program> World<P> {
             let within = 4 * self.knobs.delay.1 + self.knobs.sync.1;
             let after = self.random.below(within);
             self.schedule(after, Event::Isolate { node });
-        }
-    }
-
-    pub(super) fn isolate(&mut self, node: usize) {
-        if self.is_peaceful {
-            return;
-        }
-        self.checks.happened(Incident::Partition);
-        self.note(node, || "is cut off".to_owned());
-        for other in (0..self.nodes.len()).filter(|other| *other != node) {
-            (self.is_cut[node][other], self.is_cut[other][node]) = (true, true);
         }
     }
 
@@ -406,6 +395,12 @@ impl<P: Program> World<P> {
             }
             Told::Happened(incident) => {
                 self.checks.happened(incident);
+                // In the midst of a move, whoever makes it.
+                let is_move = matches!(incident, Incident::MoveBegun | Incident::HandedOver);
+                if is_move && self.checks.server(index(GroupId::SYSTEM)) == Some(node) {
+                    let crashes = self.random.coin();
+                    self.ambush(node, crashes);
+                }
                 Ok(())
             }
         }
@@ -422,7 +417,11 @@ impl<P: Program> World<P> {
                 if knobs.has(Fault::Tails) { knobs.tail } else { 0.0 },
             ),
         };
-        if self.is_cut[from][to] || self.random.chance(loss) {
+        // What nobody is there to hear is not worth a step.
+        if self.is_cut[from][to] || !self.is_up(to) {
+            return;
+        }
+        if self.random.chance(loss) {
             return self.checks.happened(Incident::Lost);
         }
         let copies = if self.random.chance(doubling) { 2 } else { 1 };
@@ -463,16 +462,14 @@ impl<P: Program> World<P> {
     }
 
     fn sync_is_over(&mut self, node: usize, fails: bool) -> Result<(), Violation> {
-        if self.nodes[node].has_failed {
-            return Ok(());
-        }
-        if fails {
+        if fails && !self.is_peaceful {
             self.checks.happened(Incident::FailedSync);
             self.nodes[node].has_failed = true;
-            let after = 1_000 + self.random.below(50_000);
-            self.restart_later(node, after);
-            self.feed(node, Input::StorageFailed)?;
-            return self.crash(node);
+            self.nodes[node].disk.fail_sync(&mut self.random);
+            // A right program has stopped. Any other is given the time to go on, and told that later syncs succeed.
+            let (after, life) = (1_000 + self.random.below(50_000), self.nodes[node].life);
+            self.schedule(after, Event::Crash { node, life });
+            return self.feed(node, Input::StorageFailed);
         }
         let (token, fresh) = self.nodes[node].disk.synced();
         for record in self.nodes[node].disk.records(fresh) {
@@ -495,6 +492,7 @@ impl<P: Program> World<P> {
         (member.is_paused, member.has_failed) = (false, false);
         member.waiting.clear();
         let left = member.disk.crash(&mut self.random);
+        self.checks.happened(Incident::Crash);
         match left {
             Left::All => {}
             Left::Lost => self.checks.happened(Incident::LostWrite),
@@ -545,7 +543,6 @@ impl<P: Program> World<P> {
     pub(super) fn jump_wall(&mut self, node: usize) {
         let jump = self.random.below(2_000_000);
         self.nodes[node].clock.wall = i64::try_from(jump).expect("it is small") - 1_000_000;
-        self.checks.happened(Incident::ClockJump);
     }
 
     fn propose(&mut self) -> Result<(), Violation> {
