@@ -27,7 +27,7 @@ pub enum Input {
     Persisted(Token),
     /// What was appended may not be durable. The paxos group does nothing any more: the node has to be started again.
     StorageFailed,
-    /// Some time went by. Due about as often as [`crate::Options::linger`] while there is work, and `resend` otherwise.
+    /// Some time went by. Due when [`crate::Group::next_tick`] says.
     Tick,
     Propose {
         id: ProposalId,

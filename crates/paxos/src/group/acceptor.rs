@@ -53,6 +53,10 @@ impl Group {
         if let Role::Follower(following) = &mut self.role {
             following.heard = now;
         }
+        if self.tip.mastership.node != Some(self.me) {
+            // Who is heard of is in nobody's way.
+            self.ambition.since = None;
+        }
         true
     }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Group, Role};
+use super::{Following, Group, Role};
 use crate::effects::{Effects, Event};
 use crate::entry::{Claim, Entry, Position};
 use crate::ids::{Ballot, Instant, NodeId};
@@ -46,7 +46,7 @@ struct Pulling {
 #[derive(Debug, Default)]
 pub(super) struct Ambition {
     /// Since when nothing spoke against it.
-    since: Option<Instant>,
+    pub(super) since: Option<Instant>,
     /// How often it came to nothing, since something was decided last.
     pub(super) attempts: u32,
     /// The greatest round that it heard of.
@@ -57,11 +57,11 @@ impl Group {
     /// Whether to be a candidate, now that nobody leads as far as this node knows.
     pub(super) fn consider(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
-        let is_led = following.leader.is_some() && now.since(following.heard) < 3 * self.options.resend;
+        let is_led = self.is_led_until(following).is_some_and(|until| now < until);
         // It is an acceptor, too.
         let is_allowed = |over: Over| self.tip.has(self.me) && self.may_promise(self.me, over, now);
         let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
-        if let Some(taking) = taking.filter(|_| self.is_next(now)) {
+        if let Some(taking) = taking.filter(|_| self.is_next_from().is_some_and(|from| now >= from)) {
             // Nobody else may, and who leads waits for it.
             return self.campaign(taking, false, now, effects);
         }
@@ -80,6 +80,25 @@ impl Group {
     /// Another has this node's promise, and is to lead: a ballot beyond it would only depose it. Not for ever: it may be gone.
     pub(super) fn give_way(&mut self, now: Instant) {
         self.ambition.since = Some(now + self.options.stagger);
+    }
+
+    fn is_led_until(&self, following: &Following) -> Option<Instant> {
+        following.leader.map(|_| following.heard + 3 * self.options.resend)
+    }
+
+    /// When [`Group::consider`] does something.
+    pub(super) fn considers_at(&self, following: &Following) -> Option<Instant> {
+        if !self.tip.has(self.me) {
+            return None;
+        }
+        let (taken, (_, over)) = self.may_take_from()?;
+        let from = taken.max(self.may_promise_from(self.me, over)?);
+        let next = self.is_next_from().map(|next| next.max(from));
+        let is_master = self.tip.mastership.node == Some(self.me);
+        let free = self.is_led_until(following).filter(|_| !is_master).map_or(from, |until| until.max(from));
+        // The first tick from then on notes it.
+        let free = self.ambition.since.map_or(free, |since| free.max(since + self.stagger()));
+        Some(next.map_or(free, |next| next.min(free)))
     }
 
     /// Different for each node and attempt, and longer with each attempt.
@@ -125,11 +144,20 @@ impl Group {
         }
     }
 
+    /// What did not suffice is given longer the next time.
+    fn patience(&self) -> Duration {
+        4 * self.options.resend * (1 << self.ambition.attempts.min(6))
+    }
+
+    /// When [`Group::ask_again`] does something.
+    pub(super) fn asks_again_at(&self, candidacy: &Candidacy) -> Instant {
+        (candidacy.asked + self.options.resend).min(candidacy.since + self.patience())
+    }
+
     pub(super) fn ask_again(&mut self, now: Instant, effects: &mut Effects) {
-        // What did not suffice is given longer the next time.
-        let patience = 4 * self.options.resend * (1 << self.ambition.attempts.min(6));
+        let patience = self.patience();
         let Role::Candidate(candidacy) = &mut self.role else { return };
-        if now.since(candidacy.since) > patience {
+        if now >= candidacy.since + patience {
             self.give_up(now, effects);
             return self.follow(None);
         }

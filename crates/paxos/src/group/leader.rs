@@ -228,12 +228,13 @@ impl Group {
     fn fill_slots(&mut self, mut has_returned: bool, now: Instant, effects: &mut Effects) {
         let serves = self.serves(now).is_some();
         loop {
-            let in_flight = self.log.last().slot.0 - self.decided.0;
-            let Options { batch_entries, batch_bytes, linger, window_slots, .. } = *self.options;
+            let in_flight = self.in_flight();
+            let Options { batch_entries, batch_bytes, linger, .. } = *self.options;
+            let has_room = self.has_room();
             let Role::Leader(leading) = &mut self.role else { return };
             let is_enough = leading.waiting.len() >= batch_entries || leading.waiting_bytes >= batch_bytes;
             let goes = in_flight == 0 || has_returned || is_enough || now >= leading.waiting_since + linger;
-            if leading.waiting.is_empty() || !goes || in_flight >= window_slots as u64 || !serves {
+            if leading.waiting.is_empty() || !goes || !has_room || !serves {
                 break;
             }
             has_returned = false;
@@ -253,6 +254,15 @@ impl Group {
         if !serves {
             self.refuse_waiting(Refusal::NotMaster(self.master_known()), effects);
         }
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.log.last().slot.0 - self.decided.0
+    }
+
+    /// Whether one more slot may be in flight.
+    fn has_room(&self) -> bool {
+        self.in_flight() < self.options.window_slots as u64
     }
 
     fn replicate(&mut self, now: Instant, effects: &mut Effects) {
@@ -293,6 +303,27 @@ impl Group {
         }
     }
 
+    /// When [`Group::resend`] does something, or [`Group::fill_slots`] does without anything having returned.
+    pub(super) fn resends_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
+        let Options { resend, linger, .. } = *self.options;
+        let (last, base) = (self.log.last().slot, self.log.base().slot);
+        let serves = self.serves(now).is_some();
+        let of_peers = leading.peers.values().flat_map(|peer| {
+            let late = (peer.matched < last).then(|| peer.since + resend);
+            let hears = peer.next > base;
+            let untold = (hears && peer.told < self.decided).then(|| leading.advanced + linger);
+            let silent = (hears && !serves).then(|| peer.sent + resend);
+            [late, untold, silent]
+        });
+        // Who serves by time alone does so until that is over.
+        let gives_up = last > self.decided && (!serves || self.agreed.mastership.liveness > 0);
+        let stuck = gives_up.then(|| leading.advanced + 8 * resend);
+        // It goes, or is refused.
+        let waits = !leading.waiting.is_empty() && (!serves || self.has_room());
+        let goes = waits.then(|| if serves { leading.waiting_since + linger } else { now });
+        of_peers.chain([stuck, goes]).flatten().min()
+    }
+
     /// What was not answered, and to whom nothing was said of what is decided.
     pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
@@ -308,13 +339,16 @@ impl Group {
             }
         }
         let Role::Leader(leading) = &mut self.role else { return };
+        // The next entry takes it along if it comes soon.
+        let has_lingered = now >= leading.advanced + self.options.linger;
         let mut behind = Vec::new();
         for (node, peer) in &mut leading.peers {
             let is_behind = peer.next <= base;
+            let is_untold = peer.told < self.decided && has_lingered;
             let is_late = peer.matched < last && now.since(peer.since) >= self.options.resend;
             // Who does not serve says at least that it is there.
             let is_silent = !serves && now.since(peer.sent) >= self.options.resend;
-            if !is_late && (is_behind || peer.told >= self.decided && !is_silent) {
+            if !is_late && (is_behind || !is_untold && !is_silent) {
                 continue;
             }
             peer.sent = now;

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Group, Role};
+use super::{Group, Leading, Role};
 use crate::agreed::Agreed;
 use crate::effects::{Effects, Event, Refusal};
 use crate::entry::{BeMaster, Claim, Entry, Shorten, Value};
@@ -17,6 +17,9 @@ use crate::ids::{Instant, NodeId, Slot, Tenure};
 use crate::message::{Message, Over};
 use crate::options::Options;
 use crate::simulation::Mutant;
+
+/// Before all that a clock says.
+const AT_ONCE: Instant = Instant(0);
 
 #[derive(Debug)]
 pub(super) struct Lease {
@@ -165,6 +168,26 @@ impl Group {
         }
     }
 
+    /// When [`Group::take_over_or_renew`] does something, or the lease is over and what waits is to be refused.
+    pub(super) fn renews_at(&self, leading: &Leading, now: Instant) -> Option<Instant> {
+        let Some(served) = self.serves_until().filter(|until| now < *until) else {
+            return self.may_take_from().filter(|_| leading.wish.is_none()).map(|(from, _)| from);
+        };
+        let mastership = self.tip.mastership;
+        if leading.wish.is_some() || mastership.shortened.is_some() || self.is_capped() {
+            return Some(served);
+        }
+        let (liveness, until) = self.lease.of_node;
+        let third = self.options.lease / 3;
+        let quiet = leading.proposed_last() + third;
+        let renews = match mastership.liveness {
+            renewed_by if renewed_by != liveness && until > now + third => now,
+            0 => quiet,
+            _ => quiet.max(until - third),
+        };
+        Some(renews.min(served))
+    }
+
     /// Whom to ask instead of this node.
     pub(super) fn master_known(&self) -> Option<NodeId> {
         let mastership = &self.agreed.mastership;
@@ -249,12 +272,19 @@ impl Group {
     }
 
     pub(super) fn offer(&mut self, now: Instant, effects: &mut Effects) {
-        let tenure = self.tip.mastership.tenure;
-        let Some(given_up) = self.lease.given_up.as_mut().filter(|given_up| given_up.tenure == tenure) else { return };
-        if now.since(given_up.told) >= self.options.resend {
-            given_up.told = now;
-            self.tell_given_up(effects);
+        if self.offers_at().is_none_or(|at| now < at) {
+            return;
         }
+        if let Some(given_up) = &mut self.lease.given_up {
+            given_up.told = now;
+        }
+        self.tell_given_up(effects);
+    }
+
+    /// When [`Group::offer`] does something.
+    pub(super) fn offers_at(&self) -> Option<Instant> {
+        let given_up = self.lease.given_up.filter(|given_up| given_up.tenure == self.tip.mastership.tenure)?;
+        Some(given_up.told + self.options.resend)
     }
 
     fn tell_given_up(&self, effects: &mut Effects) {
@@ -267,7 +297,7 @@ impl Group {
     pub(super) fn lease_of_who_starts(&mut self, now: Instant) {
         if self.options.deviation.is(Mutant::RestartedServes) && self.agreed.mastership.node == Some(self.me) {
             let ballot = self.agreed.mastership.tenure.ballot;
-            self.role = Role::Leader(super::Leading::new(ballot, self.log.last().slot.next(), now));
+            self.role = Role::Leader(Leading::new(ballot, self.log.last().slot.next(), now));
             self.lease.until = Some((self.agreed.mastership.tenure, now + self.options.lease));
         }
     }
@@ -277,18 +307,20 @@ impl Group {
 impl Group {
     /// What this node may claim, if anything, and what to tell acceptors.
     pub(super) fn may_take(&self, now: Instant) -> Option<(Claim, Over)> {
+        self.may_take_from().filter(|(from, _)| now >= *from).map(|(_, taking)| taking)
+    }
+
+    /// From when on, if nothing more is heard.
+    pub(super) fn may_take_from(&self) -> Option<(Instant, (Claim, Over))> {
         let tip = &self.tip.mastership;
         let (tenure, lease_slot) = (tip.tenure, tip.lease_slot);
-        let waited = (Claim::Waited { tenure, lease_slot }, Over::Waited);
-        let Some(master) = tip.node else { return Some(waited) };
+        let claim = Claim::Waited { tenure, lease_slot };
+        let Some(master) = tip.node else { return Some((AT_ONCE, (claim, Over::Waited))) };
         if master == self.me {
-            return self.may_have_again(now).then_some((Claim::Own { tenure }, Over::Waited));
+            return Some((self.may_have_again_from(), (Claim::Own { tenure }, Over::Waited)));
         }
         if self.lease.consent == Some(tenure) {
-            return Some((Claim::Consent { tenure }, Over::Consent { tenure }));
-        }
-        if self.is_named(self.me, now) {
-            return Some(waited);
+            return Some((AT_ONCE, (Claim::Consent { tenure }, Over::Consent { tenure })));
         }
         let over = match tip.liveness {
             _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => Over::Waited,
@@ -298,58 +330,68 @@ impl Group {
                 (expired >= liveness).then_some(Over::Expired { node: master, liveness: expired })?
             }
         };
-        let has_waited = self.has_waited(now) || !self.options.deviation.log_defends();
-        has_waited.then_some((waited.0, over))
+        let waited = if self.options.deviation.log_defends() { self.has_waited_from() } else { AT_ONCE };
+        let named = self.is_named_from(self.me).unwrap_or(waited);
+        Some((named.min(waited), (claim, over)))
     }
 
     /// The master of the present mastership itself may at any time, but not while another is to follow.
-    fn may_have_again(&self, now: Instant) -> bool {
-        let tenure = self.tip.mastership.tenure;
-        let is_left = |since: Instant| now >= since + self.options.consent;
-        self.lease.yielded.is_none_or(|yielded| yielded.tenure != tenure || is_left(yielded.at))
-            && self.lease.given_up.is_none_or(|given_up| given_up.tenure != tenure || is_left(given_up.at))
-            && self.lease.cap.is_none_or(|(capped, cap)| capped != tenure || is_left(cap))
+    fn may_have_again_from(&self) -> Instant {
+        let yielded = self.lease.yielded.map(|yielded| (yielded.tenure, yielded.at));
+        let given_up = self.lease.given_up.map(|given_up| (given_up.tenure, given_up.at));
+        let left = [yielded, given_up, self.lease.cap].into_iter().flatten();
+        let left = left.filter(|(tenure, _)| *tenure == self.tip.mastership.tenure);
+        left.map(|(_, at)| at + self.options.consent).max().unwrap_or(AT_ONCE)
     }
 
-    fn has_waited(&self, now: Instant) -> bool {
-        self.lease.idle(now) >= self.options.stretched(self.options.lease)
+    fn has_waited_from(&self) -> Instant {
+        self.lease.quiet_since + self.options.stretched(self.options.lease)
     }
 
-    /// The master named this node, and the time that it took for itself is over.
-    fn is_named(&self, node: NodeId, now: Instant) -> bool {
-        self.tip.mastership.shortened.is_some_and(|shortened| {
-            shortened.to == node && now.since(self.lease.shortened_since) >= self.options.stretched(shortened.remaining)
-        })
+    /// The master named this node, and the time that it took for itself is over from then on.
+    fn is_named_from(&self, node: NodeId) -> Option<Instant> {
+        let shortened = self.tip.mastership.shortened.filter(|shortened| shortened.to == node)?;
+        Some(self.lease.shortened_since + self.options.stretched(shortened.remaining))
     }
 
-    /// The master left it to this node, and to no other.
-    pub(super) fn is_next(&self, now: Instant) -> bool {
+    /// From when on the master leaves it to this node, and to no other.
+    pub(super) fn is_next_from(&self) -> Option<Instant> {
         let mastership = &self.tip.mastership;
-        mastership.node != Some(self.me)
-            && self.ambition.attempts == 0
-            && (self.is_named(self.me, now) || self.lease.consent == Some(mastership.tenure))
+        if mastership.node == Some(self.me) || self.ambition.attempts > 0 {
+            return None;
+        }
+        if self.lease.consent == Some(mastership.tenure) { Some(AT_ONCE) } else { self.is_named_from(self.me) }
     }
 
     /// The acceptors' line: whether no lease that this node had a part in may still run, or its master has let it go.
     pub(super) fn may_promise(&self, to: NodeId, over: Over, now: Instant) -> bool {
+        self.may_promise_from(to, over).is_some_and(|from| now >= from)
+    }
+
+    /// From when on, if nothing more is heard.
+    pub(super) fn may_promise_from(&self, to: NodeId, over: Over) -> Option<Instant> {
         let tip = &self.tip.mastership;
-        let Some(master) = tip.node else { return true };
-        if master == to || !self.options.deviation.acceptors_defend() || self.is_named(to, now) {
-            return true;
+        let Some(master) = tip.node else { return Some(AT_ONCE) };
+        if master == to || !self.options.deviation.acceptors_defend() {
+            return Some(AT_ONCE);
         }
         let leads = matches!(&self.role, Role::Leader(leading) if leading.ballot == tip.tenure.ballot);
         if master == self.me && !leads {
             // That mastership is nobody's, and all before it were over when a quorum promised its ballot.
-            return true;
+            return Some(AT_ONCE);
         }
         let is_over = match over {
-            Over::Consent { tenure } if tip.tenure.epoch < tenure.epoch || tip.tenure == tenure => return true,
+            Over::Consent { tenure } if tip.tenure.epoch < tenure.epoch || tip.tenure == tenure => {
+                return Some(AT_ONCE);
+            }
             Over::Expired { node, liveness } if node == master => liveness >= tip.liveness,
             Over::Waited | Over::Expired { .. } | Over::Consent { .. } => {
                 self.lease.expired.get(&master).copied().unwrap_or_default() >= tip.liveness
             }
         };
-        (is_over || self.options.deviation.is(Mutant::TakesFromTheLiving)) && self.has_waited(now)
+        let is_over = is_over || self.options.deviation.is(Mutant::TakesFromTheLiving);
+        let waited = is_over.then(|| self.has_waited_from());
+        [self.is_named_from(to), waited].into_iter().flatten().min()
     }
 
     pub(super) fn ask(&mut self, now: Instant, effects: &mut Effects) {

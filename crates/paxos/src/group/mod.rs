@@ -430,6 +430,23 @@ impl Group {
         self.log.last()
     }
 
+    /// When the next [`Input::Tick`] is due, which is `now` if it is already; `None` if only other inputs make a difference.
+    /// One before does nothing. To be asked after each step, as that may change it.
+    #[must_use]
+    pub fn next_tick(&self, now: Instant) -> Option<Instant> {
+        if self.has_stopped {
+            return None;
+        }
+        let of_role = match &self.role {
+            Role::Follower(following) => self.considers_at(following),
+            Role::Candidate(candidacy) => Some(self.asks_again_at(candidacy)),
+            Role::Leader(leading) => {
+                [self.resends_at(leading, now), self.renews_at(leading, now)].into_iter().flatten().min()
+            }
+        };
+        [of_role, self.offers_at()].into_iter().flatten().min().map(|due| due.max(now))
+    }
+
     /// As of what is decided.
     #[must_use]
     pub fn agreed(&self) -> &Agreed {

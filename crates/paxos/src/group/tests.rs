@@ -1,7 +1,7 @@
 //! A small world of its own for the core alone: messages lost, doubled and reordered, disks that lose what is not synced, nodes
 //! that crash and clocks that are true. The simulator's is larger; this one finds what is simply wrong in a second.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,12 +28,25 @@ struct World {
     decided: BTreeMap<Slot, Entry>,
     acknowledged: u64,
     tenures: Vec<(NodeId, Tenure)>,
+    ticks: Ticks,
+    /// Each node's liveness epoch, and until when it is alive; what the system group would say.
+    alive: BTreeMap<NodeId, (u64, Instant)>,
+    /// Those whose process is not the one that was alive.
+    gone: BTreeSet<NodeId>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ticks {
+    /// One each millisecond, whether it is due or not.
+    Often,
+    /// None but what is due.
+    WhenDue,
 }
 
 const NODES: [NodeId; 3] = [NodeId(1), NodeId(2), NodeId(3)];
 
 impl World {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, ticks: Ticks) -> Self {
         let options = Arc::new(Options {
             lease: Duration::from_millis(200),
             resend: Duration::from_millis(20),
@@ -54,6 +67,9 @@ impl World {
             decided: BTreeMap::new(),
             acknowledged: 0,
             tenures: Vec::new(),
+            ticks,
+            alive: NODES.map(|node| (node, (1, Instant(0)))).into(),
+            gone: BTreeSet::new(),
         }
     }
 
@@ -70,7 +86,11 @@ impl World {
 
     fn step(&mut self, node: NodeId, input: Input) {
         let member = self.members.get_mut(&node).unwrap();
+        let is_early = matches!(input, Input::Tick) && !member.is_due(self.now);
         member.group.step(self.now, input, &mut member.effects);
+        let Effects { records, sends, events, .. } = &member.effects;
+        let is_idle = records.is_empty() && sends.is_empty() && events.is_empty();
+        assert!(!is_early || is_idle, "a tick that was not due did something at {node}: {:?}", member.effects);
         self.collect(node);
     }
 
@@ -102,7 +122,44 @@ impl World {
     fn tick(&mut self) {
         self.now = self.now + Duration::from_millis(1);
         for node in NODES {
-            self.step(node, Input::Tick);
+            if self.ticks == Ticks::Often {
+                self.step(node, Input::Tick);
+                continue;
+            }
+            for again in 0.. {
+                if !self.members[&node].is_due(self.now) {
+                    break;
+                }
+                assert!(again < 4, "{node} is due however often it is ticked");
+                self.step(node, Input::Tick);
+            }
+        }
+    }
+
+    /// The node says that it is alive, to the system group as it were.
+    fn renew(&mut self, node: NodeId) {
+        if self.gone.contains(&node) {
+            return;
+        }
+        let until = self.now + self.options.lease;
+        let alive = self.alive.get_mut(&node).unwrap();
+        alive.1 = until;
+        let liveness = alive.0;
+        self.step(node, Input::Liveness { liveness, until });
+    }
+
+    /// All learn of those that are no longer alive.
+    fn expire(&mut self) {
+        for node in NODES {
+            let (liveness, until) = self.alive[&node];
+            if until < self.now {
+                self.alive.insert(node, (liveness + 1, Instant(0)));
+                self.gone.remove(&node);
+            }
+            let liveness = self.alive[&node].0 - 1;
+            for other in NODES {
+                self.step(other, Input::Expired { node, liveness });
+            }
         }
     }
 
@@ -120,6 +177,7 @@ impl World {
         let kept = member.synced + self.below(member.records.len() - member.synced + 1);
         member.records.truncate(kept);
         let records = member.records.into_iter().map(|(_, record)| record).collect();
+        self.gone.insert(node);
         self.members.insert(node, start(node, &self.options, records, self.now));
         self.collect(node);
     }
@@ -127,6 +185,12 @@ impl World {
     fn deliver(&mut self, index: usize, stays: bool) {
         let (from, to, message) = if stays { self.messages[index].clone() } else { self.messages.swap_remove(index) };
         self.step(to, Input::Message { from, message });
+    }
+}
+
+impl Member {
+    fn is_due(&self, now: Instant) -> bool {
+        self.group.next_tick(now).is_some_and(|due| due <= now)
     }
 }
 
@@ -140,8 +204,17 @@ fn start(node: NodeId, options: &Arc<Options>, records: Vec<Record>, now: Instan
 
 #[test]
 fn nothing_is_decided_twice_and_one_serves_at_a_time_whatever_happens() {
+    live_through(Ticks::Often);
+}
+
+#[test]
+fn ticks_that_are_due_suffice() {
+    live_through(Ticks::WhenDue);
+}
+
+fn live_through(ticks: Ticks) {
     for seed in 1..=40 {
-        let mut world = World::new(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15));
+        let mut world = World::new(u64::wrapping_mul(seed, 0x9e37_79b9_7f4a_7c15), ticks);
         for number in 0..3_000 {
             match world.below(100) {
                 0..20 => world.tick(),
@@ -170,11 +243,16 @@ fn nothing_is_decided_twice_and_one_serves_at_a_time_whatever_happens() {
                     let slot = world.members[&node].group.decided();
                     world.step(node, Input::Snapshot { slot, application: Bytes::from(vec![7; 250]) });
                 }
-                65..68 if !world.messages.is_empty() => {
+                65 => {
+                    let node = world.any();
+                    world.renew(node);
+                }
+                66 => world.expire(),
+                67..69 if !world.messages.is_empty() => {
                     let index = world.below(world.messages.len());
                     world.messages.swap_remove(index);
                 }
-                68..70 if !world.messages.is_empty() => {
+                69..71 if !world.messages.is_empty() => {
                     let index = world.below(world.messages.len());
                     world.deliver(index, true);
                 }
@@ -189,6 +267,10 @@ fn nothing_is_decided_twice_and_one_serves_at_a_time_whatever_happens() {
         let before = world.acknowledged;
         for number in 0..1_500 {
             world.tick();
+            if number % 50 == 0 {
+                NODES.iter().for_each(|node| world.renew(*node));
+                world.expire();
+            }
             for node in NODES {
                 world.sync(node);
                 world.step(node, Input::Propose { id: ProposalId(number), entry: Bytes::from_static(b"peace") });
