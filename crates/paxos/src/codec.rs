@@ -238,9 +238,13 @@ fn put_list<T: Coded>(list: &[T], out: &mut Vec<u8>) {
     }
 }
 
+/// For so many, room is made at once.
+const LIST_ITEMS: usize = 256;
+
 fn take_list<T: Coded>(from: &mut Reader) -> Result<Vec<T>, DecodeError> {
     let len = from.len()?;
-    let mut list = Vec::with_capacity(len);
+    // What is there may be much less than it says, and items are larger in memory than here.
+    let mut list = Vec::with_capacity(len.min(LIST_ITEMS));
     for _ in 0..len {
         list.push(T::take(from)?);
     }

@@ -29,6 +29,7 @@ pub enum Input {
     StorageFailed,
     /// Some time went by. Due when [`crate::Group::next_tick`] says.
     Tick,
+    /// To the master. An entry may have any size: who drives sees to it that a record and a message may have it, too.
     Propose {
         id: ProposalId,
         entry: Bytes,
@@ -64,12 +65,13 @@ pub enum Input {
     Dismiss {
         node: NodeId,
     },
-    /// To the master: write that the lease ends `remaining` from now, and that `to` follows.
+    /// To the master: write that the lease ends `remaining` from now, or as it would if that is sooner, and that `to` follows,
+    /// which is another member.
     Shorten {
         to: NodeId,
         remaining: std::time::Duration,
     },
-    /// To who is to be master next: ask the present one for its consent.
+    /// To the member that is to be master next: ask the present one for its consent.
     Take,
 }
 

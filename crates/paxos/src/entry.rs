@@ -18,6 +18,11 @@ pub struct Position {
 
 impl Position {
     pub const START: Position = Position { ballot: Ballot::NONE, slot: Slot(0) };
+
+    /// Whether it may be in the log of who has promised `most`.
+    pub(crate) fn is_sound(self, most: Ballot) -> bool {
+        self.slot.is_sound() && self.ballot <= most && (self.slot == Slot(0)) == (self.ballot == Ballot::NONE)
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

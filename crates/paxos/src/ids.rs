@@ -20,7 +20,14 @@ impl GroupId {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Slot(pub u64);
 
+/// Nobody counts so far; what is below can be counted on from without a thought of its end.
+const BEYOND_COUNT: u64 = 1 << 62;
+
 impl Slot {
+    pub(crate) fn is_sound(self) -> bool {
+        self.0 < BEYOND_COUNT
+    }
+
     #[must_use]
     pub fn next(self) -> Slot {
         Slot(self.0 + 1)
@@ -44,6 +51,10 @@ pub struct Ballot {
 impl Ballot {
     /// Below every ballot that somebody proposes under.
     pub const NONE: Ballot = Ballot { round: 0, node: NodeId(0) };
+
+    pub(crate) fn is_sound(self) -> bool {
+        self.round < BEYOND_COUNT
+    }
 }
 
 /// The number of a mastership, which fences: each is greater than all before it in its paxos group. 0 is before all.
@@ -68,9 +79,13 @@ pub struct Tenure {
 impl Tenure {
     /// Before any.
     pub const NONE: Tenure = Tenure { epoch: Epoch(0), ballot: Ballot::NONE };
+
+    pub(crate) fn is_sound(self) -> bool {
+        self.epoch.0 < BEYOND_COUNT && self.ballot.is_sound()
+    }
 }
 
-/// Microseconds by one node's own monotonic clock, which says nothing to another node.
+/// Microseconds by one node's own monotonic clock, which says nothing to another node. It goes on while the machine sleeps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(pub u64);
 

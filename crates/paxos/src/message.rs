@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::agreed::Agreed;
-use crate::entry::{Entry, Position};
+use crate::entry::{Entry, Position, Value};
 use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
 use crate::mover::Move;
 use crate::system::{Fence, Preparation, Step};
@@ -91,6 +91,61 @@ pub enum Message {
     Report(Report),
     /// The answer to it, while a master is moved that concerns its node.
     Orders(Orders),
+}
+
+impl Message {
+    /// Whether a member may say so, as far as can be told without its log. What is not sound is as good as lost.
+    pub(crate) fn is_sound(&self) -> bool {
+        match self {
+            Message::Prepare { ballot, over, .. } => {
+                ballot.is_sound() && !matches!(over, Over::Consent { tenure } if !tenure.is_sound())
+            }
+            Message::Promise { ballot, last, .. } => ballot.is_sound() && last.is_sound(*ballot),
+            Message::Refuse { ballot, promised } => ballot.is_sound() && promised.is_sound(),
+            Message::Pull { ballot, after, .. } => ballot.is_sound() && after.is_sound(*ballot),
+            Message::Pulled { ballot, after, entries } => {
+                ballot.is_sound() && after.is_sound(*ballot) && are_sound(entries, *after, *ballot)
+            }
+            Message::Accept { ballot, after, entries, decided } => {
+                let is_linked = after.is_sound(*ballot) && are_sound(entries, *after, *ballot);
+                ballot.is_sound() && is_linked && decided.is_sound()
+            }
+            Message::Accepted { ballot, slot }
+            | Message::Gap { ballot, slot }
+            | Message::Received { ballot, slot, .. } => ballot.is_sound() && slot.is_sound(),
+            Message::Snapshot { ballot, head, offset, part } => {
+                let until = offset.checked_add(part.len() as u64);
+                let Agreed { mastership, members } = &head.agreed;
+                ballot.is_sound()
+                    && head.position.is_sound(*ballot)
+                    && mastership.tenure.is_sound()
+                    && are_members(members)
+                    && until.is_some_and(|until| until <= head.len)
+            }
+            Message::Ask { tenure } | Message::Consent { tenure, .. } | Message::Decline { tenure } => {
+                tenure.is_sound()
+            }
+            Message::Forward { .. } => true,
+            // The node judges them.
+            Message::Report(_) | Message::Orders(_) => true,
+        }
+    }
+}
+
+/// Ballots never fall along a log, and none is beyond that of who sends it.
+fn are_sound(entries: &[Entry], after: Position, most: Ballot) -> bool {
+    let mut ballot = after.ballot;
+    entries.iter().all(|entry| {
+        let is_sound = entry.ballot > Ballot::NONE
+            && (ballot..=most).contains(&entry.ballot)
+            && !matches!(&entry.value, Value::Members(members) if !are_members(members));
+        ballot = entry.ballot;
+        is_sound
+    })
+}
+
+fn are_members(members: &[NodeId]) -> bool {
+    !members.is_empty() && members.is_sorted_by(|one, next| one < next)
 }
 
 /// What a node is master of, and how far it is with what it was ordered.

@@ -123,9 +123,9 @@ impl Group {
             return;
         }
         let (slot, len) = (head.position.slot, head.len);
-        let got = if slot <= self.decided { len } else { self.gather(&head, offset, part) };
+        let got = if slot <= self.decided { len } else { self.gather((from, ballot), &head, offset, part) };
         if slot > self.decided && got == len {
-            let Some(Incoming { head, bytes }) = self.incoming.take() else { return };
+            let Some(Incoming { head, bytes, .. }) = self.incoming.take() else { return };
             let snapshot = Snapshot { position: head.position, agreed: head.agreed, application: bytes.into() };
             let seen = self.pulled_since(from).unwrap_or(now);
             self.install(snapshot, seen, effects);
@@ -145,9 +145,10 @@ impl Group {
     }
 
     /// How much of it is here.
-    fn gather(&mut self, head: &SnapshotHead, offset: u64, part: &[u8]) -> u64 {
-        if self.incoming.as_ref().is_none_or(|incoming| incoming.head != *head) {
-            self.incoming = Some(Incoming { head: head.clone(), bytes: Vec::new() });
+    fn gather(&mut self, (from, ballot): (NodeId, Ballot), head: &SnapshotHead, offset: u64, part: &[u8]) -> u64 {
+        let is_same = |known: &Incoming| (known.from, known.ballot) == (from, ballot) && known.head == *head;
+        if !self.incoming.as_ref().is_some_and(is_same) {
+            self.incoming = Some(Incoming { from, ballot, head: head.clone(), bytes: Vec::new() });
         }
         let Some(incoming) = &mut self.incoming else { return 0 };
         if incoming.bytes.len() as u64 == offset {

@@ -13,6 +13,9 @@ use crate::message::Message;
 use crate::options::Options;
 use crate::simulation::Mutant;
 
+/// Each entry that waits counts for so many more, so that empty ones are bounded, too.
+const HELD_BYTES: usize = 4;
+
 #[derive(Debug)]
 pub(super) struct Leading {
     pub(super) ballot: Ballot,
@@ -163,9 +166,10 @@ impl Group {
         if !serves {
             return Err(Refusal::NotMaster(master));
         }
+        let held = leading.waiting_bytes + HELD_BYTES * leading.waiting.len();
         if leading.waiting.is_empty() {
             leading.waiting_since = now;
-        } else if leading.waiting_bytes + entry.len() > self.options.waiting_bytes {
+        } else if held + entry.len() > self.options.waiting_bytes {
             return Err(Refusal::Overloaded);
         }
         leading.waiting_bytes += entry.len();

@@ -212,7 +212,7 @@ impl Group {
     pub(super) fn shorten(&mut self, to: NodeId, remaining: Duration, now: Instant, effects: &mut Effects) {
         let tenure = self.agreed.mastership.tenure;
         let is_settled = self.tip.mastership.tenure == tenure && self.tip.mastership.shortened.is_none();
-        if self.serves(now).is_none() || !is_settled || to == self.me {
+        if self.serves(now).is_none() || !is_settled || to == self.me || !self.tip.has(to) {
             return;
         }
         let remaining = remaining.min(self.options.lease);
@@ -230,7 +230,7 @@ impl Group {
                 yielded.is_told = false;
                 return;
             }
-        } else if is_its && self.serves(now).is_some() && !self.is_capped() {
+        } else if is_its && self.tip.has(from) && self.serves(now).is_some() && !self.is_capped() {
             // Stop first, then say so.
             self.lease.yielded = Some(Yielded { tenure, to: from, at: now, is_told: false });
             if !self.options.deviation.is(Mutant::ServesAfterConsent) {
@@ -396,6 +396,9 @@ impl Group {
 
     pub(super) fn ask(&mut self, now: Instant, effects: &mut Effects) {
         let Some(master) = self.tip.mastership.node.filter(|master| *master != self.me) else { return };
+        if !self.tip.has(self.me) {
+            return;
+        }
         let tenure = self.tip.mastership.tenure;
         if self.options.deviation.is(Mutant::StealsWithoutConsent) {
             self.hear_consent(tenure, self.me, now, effects);
@@ -406,8 +409,8 @@ impl Group {
 
     pub(super) fn hear_consent(&mut self, tenure: Tenure, taker: NodeId, now: Instant, effects: &mut Effects) {
         let is_present = self.tip.mastership.tenure == tenure && self.tip.mastership.node != Some(self.me);
-        if taker != self.me || !is_present || matches!(self.role, Role::Leader(_)) || self.lease.consent == Some(tenure)
-        {
+        let may_lead = self.tip.has(self.me) && !matches!(self.role, Role::Leader(_));
+        if taker != self.me || !is_present || !may_lead || self.lease.consent == Some(tenure) {
             return;
         }
         self.lease.consent = Some(tenure);

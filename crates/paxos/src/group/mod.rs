@@ -89,9 +89,11 @@ struct Following {
     heard: Instant,
 }
 
-/// A snapshot that comes in parts.
+/// A snapshot that comes in parts, all from one node: what another has may be put down otherwise.
 #[derive(Debug)]
 struct Incoming {
+    from: NodeId,
+    ballot: Ballot,
     head: SnapshotHead,
     bytes: Vec<u8>,
 }
@@ -166,8 +168,11 @@ impl Group {
         self.decide(upto, now, effects);
     }
 
+    /// `now` never goes back. A message that no member sends, or that seems to come from this one, is dropped.
+    ///
     /// # Panics
-    /// If a rule is broken that all agreement rests on; to go on would be to lose what was promised.
+    /// If a rule is broken that all agreement rests on; to go on would be to lose what was promised. Of what others send, only
+    /// what contradicts the decided does so: a leader that has another log up to there.
     pub fn step(&mut self, now: Instant, input: Input, effects: &mut Effects) {
         if self.has_stopped {
             if let Input::Propose { id, .. } = input {
@@ -200,6 +205,9 @@ impl Group {
     }
 
     fn hear(&mut self, from: NodeId, message: Message, now: Instant, effects: &mut Effects) {
+        if from == self.me || !message.is_sound() {
+            return;
+        }
         match message {
             Message::Prepare { ballot, trial, over } => self.hear_prepare(from, (ballot, trial, over), now, effects),
             Message::Promise { ballot, trial, last, idle } => {
@@ -247,6 +255,7 @@ impl Group {
             let before = self.agreed.mastership.tenure;
             let renews = self.agreed.apply(slot, &entry, self.options.deviation);
             self.decided = slot;
+            self.incoming.take_if(|incoming| incoming.head.position.slot <= slot);
             effects.events.push((self.id, Event::Decided { slot, entry: entry.clone() }));
             if self.agreed.mastership.tenure != before {
                 effects.events.push((self.id, Event::MasterChanged(self.agreed.mastership)));
@@ -272,7 +281,7 @@ impl Group {
             self.cut_after(slot);
         }
         let is_here =
-            |slot: Slot, entry: &Entry| slot <= self.log.base().slot || self.log.ballot_at(slot) == Some(entry.ballot);
+            |slot: Slot, entry: &Entry| slot < self.log.base().slot || self.log.ballot_at(slot) == Some(entry.ballot);
         let fresh: Vec<Entry> = entries
             .into_iter()
             .skip_while(|entry| {

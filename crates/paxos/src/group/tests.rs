@@ -1,6 +1,8 @@
 //! A small world of its own for the core alone: messages lost, doubled and reordered, disks that lose what is not synced, nodes
 //! that crash and clocks that are true. The simulator's is larger; this one finds what is simply wrong in a second.
 
+mod strangers;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
