@@ -85,7 +85,8 @@ pub struct Effects {
     pub events: Vec<(GroupId, Event)>,
 }
 
-/// What a node has to have after it was started again, in the order in which it was appended.
+/// What a node has to have after it was started again, in the order in which it was appended. Whoever drops the beginning keeps
+/// the last promise, and the last snapshot with all entries behind its position.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Record {
     Promise(Ballot),
@@ -96,7 +97,7 @@ pub enum Record {
     },
     /// Written when something else is. What was decided is found again without it, but later.
     Decided(Slot),
-    /// The log up to its position may be forgotten, and all of it if it does not have that position.
+    /// The log up to its position goes, and all of it if it does not have that position.
     Snapshot(Snapshot),
 }
 

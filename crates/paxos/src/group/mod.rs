@@ -101,6 +101,9 @@ struct Incoming {
 impl Group {
     /// A member that has these records, none if it never was one. `founders` are the members of a log that begins.
     /// What is known to be decided is told anew, by effects.
+    ///
+    /// # Panics
+    /// If records are missing before one that is there.
     pub fn start(
         (me, id): (NodeId, GroupId),
         options: Arc<Options>,
@@ -147,6 +150,8 @@ impl Group {
         match record {
             Record::Promise(ballot) => self.promised = self.promised.max(ballot),
             Record::Entries { after, entries } => {
+                let last = self.log.last().slot;
+                assert!(after <= last, "{} {}: the journal lacks slots {last} to {after}", self.me, self.id);
                 self.log.truncate_after(after);
                 for entry in entries {
                     self.log.push(entry);

@@ -147,6 +147,71 @@ impl Liar {
     }
 }
 
+fn world_with_master() -> (World, NodeId, Tenure) {
+    let mut world = World::new(1, Ticks::Often);
+    loop {
+        world.tick();
+        NODES.iter().for_each(|node| world.sync(*node));
+        for (from, to, message) in std::mem::take(&mut world.messages) {
+            world.step(to, Input::Message { from, message });
+        }
+        let now = world.now;
+        let serves = |(node, member): (&NodeId, &Member)| member.group.serves(now).map(|tenure| (*node, tenure));
+        if let Some((master, tenure)) = world.members.iter().find_map(serves) {
+            return (world, master, tenure);
+        }
+    }
+}
+
+#[test]
+fn who_is_no_member_does_not_stop_the_master() {
+    let (mut world, master, tenure) = world_with_master();
+    world.messages.clear();
+    let stranger = NodeId(9);
+    world.step(master, Input::Message { from: stranger, message: Message::Ask { tenure } });
+    assert_eq!(world.messages, [(master, stranger, Message::Decline { tenure })]);
+    world.step(master, Input::Shorten { to: stranger, remaining: Duration::ZERO });
+    assert_eq!(world.members[&master].group.serves(world.now), Some(tenure));
+}
+
+#[test]
+fn what_seems_to_come_from_itself_does_not_make_a_leader_follow() {
+    let (mut world, master, tenure) = world_with_master();
+    let group = &world.members[&master].group;
+    let (ballot, after, decided) = (tenure.ballot, group.last(), group.decided());
+    let message = Message::Accept { ballot, after, entries: Vec::new(), decided };
+    world.step(master, Input::Message { from: master, message });
+    assert_eq!(world.members[&master].group.serves(world.now), Some(tenure));
+}
+
+#[test]
+fn the_parts_of_a_snapshot_are_of_one_node() {
+    let mut world = World::new(1, Ticks::Often);
+    let head = |node: u32| {
+        let position = Position { ballot: Ballot { round: 1, node: NodeId(2) }, slot: Slot(5) };
+        let head = SnapshotHead { position, agreed: Agreed::new(&NODES), len: 4 };
+        (Ballot { round: u64::from(node), node: NodeId(node) }, head)
+    };
+    let mut tell = |node: u32, offset: u64, part: &'static [u8]| {
+        let (ballot, head) = head(node);
+        let message = Message::Snapshot { ballot, head, offset, part: Bytes::from_static(part) };
+        world.step(NodeId(1), Input::Message { from: NodeId(node), message });
+        world.members[&NodeId(1)].group.snapshot.clone().map(|snapshot| snapshot.application)
+    };
+    assert_eq!(tell(2, 0, b"ab"), None);
+    assert_eq!(tell(3, 2, b"cd"), None, "the beginning is another's");
+    assert_eq!(tell(3, 0, b"dc"), None);
+    assert_eq!(tell(3, 2, b"ba"), Some(Bytes::from_static(b"dcba")));
+}
+
+#[test]
+#[should_panic(expected = "the journal lacks slots 0 to 4")]
+fn a_journal_with_a_hole_is_not_started_from() {
+    let entries = vec![Entry { ballot: Ballot { round: 1, node: NodeId(1) }, value: Value::Noop }];
+    let records = vec![Record::Entries { after: Slot(4), entries }];
+    drop(start(NodeId(1), &Arc::new(Options::default()), records, Instant(0)));
+}
+
 #[test]
 fn whatever_others_say_only_what_contradicts_the_decided_stops_a_member() {
     let mut stopped = 0;
