@@ -117,7 +117,7 @@ impl Liveness {
     /// What to propose to the system group: that this node is alive, and, on its master, who is not.
     pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
         let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
-        let lease = if options.deviation.is(Mutant::ExpiresEarly) { options.lease / 2 } else { options.lease };
+        let lease = if options.deviation.is(Mutant::ExpiresEarly) { options.lease / 3 } else { options.lease };
         let wait = options.stretched(lease);
         self.master_since = is_master.then(|| self.master_since.unwrap_or(now));
         // While there was no master nobody could renew: who lives does so now.

@@ -260,12 +260,12 @@ impl Group {
     /// all others for ever: it stops, for whoever can do better. That more than one is told harms nobody: the first that
     /// follows voids it.
     pub(super) fn give_up(&mut self, now: Instant, effects: &mut Effects) {
-        let mastership = match &self.role {
-            Role::Leader(_) => &self.agreed.mastership,
-            // It does not serve by that: it does not lead.
-            Role::Candidate(_) | Role::Follower(_) => &self.tip.mastership,
+        let (mastership, holds_others) = match &self.role {
+            Role::Leader(_) => (&self.agreed.mastership, self.agreed.mastership.liveness > 0),
+            // It does not serve by that: it does not lead. Others may know an earlier mastership of its alone, by its liveness.
+            Role::Candidate(_) | Role::Follower(_) => (&self.tip.mastership, true),
         };
-        if mastership.node == Some(self.me) && mastership.liveness > 0 {
+        if mastership.node == Some(self.me) && holds_others {
             self.lease.given_up = Some(GivenUp { tenure: mastership.tenure, at: now, told: now });
             self.tell_given_up(effects);
         }

@@ -199,12 +199,12 @@ fn a_drained_node_is_left_by_one_master_after_the_other() {
     cluster.run(8_000);
     cluster.check(&expect![[r#"
         masters n2 n2 n3 n3 n1 n1
-        20.715 n1 prepares g5 for n2: SyncOffsets
-        20.721 n1 prepares g5 for n2: TellProducers
-        20.733 n2 serves g5 as e3
-        22.065 n1 prepares g6 for n3: SyncOffsets
-        22.071 n1 prepares g6 for n3: TellProducers
-        22.082 n3 serves g6 as e3
+        20.717 n1 prepares g5 for n2: SyncOffsets
+        20.725 n1 prepares g5 for n2: TellProducers
+        20.739 n2 serves g5 as e3
+        22.067 n1 prepares g6 for n3: SyncOffsets
+        22.075 n1 prepares g6 for n3: TellProducers
+        22.088 n3 serves g6 as e3
         masters n2 n2 n3 n3 n2 n3
     "#]]);
 }
@@ -215,17 +215,17 @@ fn a_node_that_was_drained_gets_masters_again() {
     let node = drain(&mut cluster);
     cluster.run(5_000);
     cluster.check(&expect![[r#"
-        23.807 n1 prepares g1 for n2: SyncOffsets
-        23.813 n1 prepares g1 for n2: TellProducers
-        23.825 n2 serves g1 as e4
+        23.809 n1 prepares g1 for n2: SyncOffsets
+        23.817 n1 prepares g1 for n2: TellProducers
+        23.831 n2 serves g1 as e4
         masters n2 n2 n3
     "#]]);
     cluster.change(&Change::Drain { node, draining: false });
     cluster.run(5_000);
     cluster.check(&expect![[r#"
-        28.307 n2 prepares g1 for n1: SyncOffsets
-        28.313 n2 prepares g1 for n1: TellProducers
-        28.325 n1 serves g1 as e5
+        28.309 n2 prepares g1 for n1: SyncOffsets
+        28.317 n2 prepares g1 for n1: TellProducers
+        28.331 n1 serves g1 as e5
         masters n1 n2 n3
     "#]]);
 }
@@ -236,20 +236,20 @@ fn a_lease_is_cut_short_or_waited_for_where_that_is_wanted() {
         (
             Scheme::Shorten,
             expect![[r#"
-        23.307 n1 prepares g1 for n2: SyncOffsets
-        23.313 n1 prepares g1 for n2: TellProducers
-        23.825 n2 serves g1 as e4
-        masters n2 n2 n3
-    "#]],
+                23.309 n1 prepares g1 for n2: SyncOffsets
+                23.317 n1 prepares g1 for n2: TellProducers
+                23.831 n2 serves g1 as e4
+                masters n2 n2 n3
+            "#]],
         ),
         (
             Scheme::Wait,
             expect![[r#"
-        23.607 n1 prepares g1 for n2: SyncOffsets
-        23.613 n1 prepares g1 for n2: TellProducers
-        28.630 n2 serves g1 as e4
-        masters n2 n2 n3
-    "#]],
+                23.609 n1 prepares g1 for n2: SyncOffsets
+                23.617 n1 prepares g1 for n2: TellProducers
+                28.636 n2 serves g1 as e4
+                masters n2 n2 n3
+            "#]],
         ),
     ] {
         let mut options = Options::default();
@@ -268,8 +268,8 @@ fn what_is_never_prepared_stays() {
     cluster.idle.insert(node);
     cluster.run(45_000);
     cluster.check(&expect![[r#"
-        23.807 n1 prepares g1 for n2: SyncOffsets
-        59.015 n1 prepares g1 for n2: SyncOffsets
+        23.809 n1 prepares g1 for n2: SyncOffsets
+        59.017 n1 prepares g1 for n2: SyncOffsets
         masters n1 n2 n3
     "#]]);
 }
@@ -297,13 +297,16 @@ fn a_move_whose_holder_is_gone_is_taken_over_by_the_next_one() {
     cluster.idle.clear();
     cluster.run(25_000);
     cluster.check(&expect![[r#"
-        23.807 n1 prepares g1 for n2: SyncOffsets
+        23.809 n1 prepares g1 for n2: SyncOffsets
         25.200 n3 is gone
         29.284 n1 serves g0 as e2
-        29.706 n2 serves g3 as e3
+        29.706 n1 serves g3 as e3
         49.810 n1 prepares g1 for n2: SyncOffsets
         49.812 n1 prepares g1 for n2: TellProducers
         49.821 n2 serves g1 as e4
+        51.160 n1 prepares g3 for n2: SyncOffsets
+        51.162 n1 prepares g3 for n2: TellProducers
+        51.171 n2 serves g3 as e4
         masters n2 n2 n2
     "#]]);
 }

@@ -72,6 +72,8 @@ pub struct Knobs {
     pub doubling: f64,
     pub tail: f64,
     pub ambush: f64,
+    /// Whether one master after the other is cut off, while all else is well.
+    pub hunts: bool,
     /// By how much a clock's rate may differ from the true one, in millionths. The half of what the program is told.
     pub drift_ppm: u32,
     /// Whether clocks may go beyond that: then only the log has to be safe.
@@ -169,9 +171,11 @@ impl Knobs {
             doubling: [0.0, 0.02, 0.2][random.index(3)],
             tail: [0.0, 0.01, 0.1][random.index(3)],
             ambush: [0.0, 0.2, 0.5][random.index(3)],
+            hunts: has_system && random.below(4) == 0,
             drift_ppm,
             is_clock_broken: random.below(20) == 0,
-            heals: random.below(4) == 0,
+            // The log alone keeps nobody from deposing others.
+            heals: random.below(4) == 0 && options.deviation.defence != Defence::Log,
             without: 0,
             options,
             mutant,

@@ -253,6 +253,7 @@ fn knobs(lease: Duration, seed: u64) -> Knobs {
         doubling: 0.0,
         tail: 0.0,
         ambush: 0.0,
+        hunts: false,
         drift_ppm: 0,
         is_clock_broken: false,
         heals: false,

@@ -55,15 +55,14 @@ pub fn shrink<P: Program>(knobs: &Knobs, violation: &Violation) -> Knobs {
         _ => None,
     };
     let mut least = knobs.clone();
+    let Some(mut steps) = fails(&least) else { return least };
     for fault in Fault::ALL {
         let simpler = Knobs { without: least.without | fault.bit(), ..least.clone() };
-        if fails(&simpler).is_some() {
-            least = simpler;
+        if let Some(fewer) = fails(&simpler).filter(|fewer| *fewer <= steps) {
+            (least, steps) = (simpler, fewer);
         }
     }
-    if let Some(steps) = fails(&least)
-        && violation.rule != Rule::GoesOn
-    {
+    if violation.rule != Rule::GoesOn {
         (least.steps, least.heals) = (steps, least.heals && steps > least.steps);
     }
     least

@@ -16,6 +16,14 @@ impl<P: Program> World<P> {
         let group = self.groups[self.random.index(self.groups.len())];
         // Drawn in any case, so that what is left out shifts nothing else.
         let mut dice = self.random.fork();
+        if self.knobs.hunts && self.knobs.has(Fault::Ambushes) && dice.coin() {
+            self.heal_links();
+            let [system, master] = [GroupId::SYSTEM, group].map(|group| self.checks.server(group.0 as usize));
+            if let Some(master) = master.filter(|_| master != system) {
+                self.isolate(master);
+            }
+            return Ok(());
+        }
         if !self.knobs.has(fault) {
             return Ok(());
         }

@@ -22,7 +22,7 @@ fn raft_rs_holds_in_this_world() {
         coverage.add(&outcome);
     }
     assert!(coverage.acknowledged > 10_000, "{coverage}");
-    // Those of our own leases it has not, as it has not such leases.
+    // Those of leases and moves it has not, as it has no such leases.
     let ours = [
         Incident::LeaseExpired,
         Incident::MovedByConsent,
@@ -31,6 +31,9 @@ fn raft_rs_holds_in_this_world() {
         Incident::VoidBeMaster,
         Incident::ConsentRefused,
         Incident::LivenessExpired,
+        Incident::MoveBegun,
+        Incident::MoveTakenOver,
+        Incident::HandedOver,
     ];
     for incident in Incident::ALL.into_iter().filter(|incident| !ours.contains(incident)) {
         assert!(coverage.of(incident) > 0, "{incident:?} never is: {coverage}");
