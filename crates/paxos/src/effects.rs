@@ -38,7 +38,8 @@ pub enum Input {
     Forward {
         entry: Bytes,
     },
-    /// The application's state after the entry at `slot`, which it has applied. The log is trimmed up to there.
+    /// The application's state after the entry at `slot`, which it has applied. The log is trimmed up to there; but not while
+    /// a node gets the snapshot before it from this one, and gets on with that: then another is welcome later.
     Snapshot {
         slot: Slot,
         application: Bytes,

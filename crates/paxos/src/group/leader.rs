@@ -52,6 +52,8 @@ struct Peer {
     sent: Instant,
     /// Since when nothing came of what it was sent.
     since: Instant,
+    /// When it began with a snapshot, or had more of it.
+    got_on: Instant,
     /// Of what is decided.
     told: Slot,
     /// Nothing came of what it was sent: it is asked how far it is, and sent no more until it says so.
@@ -104,6 +106,7 @@ impl Peer {
             flight_bytes: 0,
             sent: Instant::default(),
             since: Instant::default(),
+            got_on: Instant::default(),
             told: Slot(0),
             is_asked: false,
             gap: None,
@@ -321,19 +324,27 @@ impl Group {
         });
         // Who serves by time alone does so until that is over.
         let gives_up = last > self.decided && (!serves || self.agreed.mastership.liveness > 0);
-        let stuck = gives_up.then(|| leading.advanced + 8 * resend);
+        let stuck = gives_up.then(|| self.is_stuck_from(leading));
         // It goes, or is refused.
         let waits = !leading.waiting.is_empty() && (!serves || self.has_room());
         let goes = waits.then(|| if serves { leading.waiting_since + linger } else { now });
         of_peers.chain([stuck, goes]).flatten().min()
     }
 
+    /// When nothing will have been decided for so long that another should try. A member that gets the snapshot may be who
+    /// is missing.
+    fn is_stuck_from(&self, leading: &Leading) -> Instant {
+        let members = self.tip.members.iter().filter_map(|member| leading.peers.get(member));
+        let got_on = members.map(|peer| peer.got_on).max();
+        got_on.map_or(leading.advanced, |got_on| got_on.max(leading.advanced)) + 8 * self.options.resend
+    }
+
     /// What was not answered, and to whom nothing was said of what is decided.
     pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
-        let Role::Leader(leading) = &mut self.role else { return };
-        if last > self.decided && now.since(leading.advanced) >= 8 * self.options.resend {
+        let Role::Leader(leading) = &self.role else { return };
+        if last > self.decided && now >= self.is_stuck_from(leading) {
             // Those who hear it may not be heard by it, and would follow it for ever.
             if serves {
                 self.give_up(now, effects);
@@ -383,6 +394,13 @@ impl Group {
         self.send(to, Message::Snapshot { ballot, head: snapshot.head(), offset: from as u64, part }, effects);
     }
 
+    /// Whether somebody is behind the log, and gets on: the next snapshot would have it begin again, and again.
+    pub(super) fn is_sending_snapshot(&self, now: Instant) -> bool {
+        let Role::Leader(leading) = &self.role else { return false };
+        let base = self.log.base().slot;
+        leading.peers.values().any(|peer| peer.next <= base && now.since(peer.got_on) < 8 * self.options.resend)
+    }
+
     pub(super) fn hear_received(
         &mut self,
         from: NodeId,
@@ -397,6 +415,9 @@ impl Group {
         let Some(snapshot) = self.snapshot.as_ref().filter(|snapshot| snapshot.position.slot == slot) else { return };
         let is_whole = offset >= snapshot.application.len() as u64;
         let Some(peer) = self.peer(from, ballot) else { return };
+        if offset > peer.offset {
+            peer.got_on = now;
+        }
         peer.offset = if is_whole { 0 } else { offset };
         if is_whole {
             peer.begin_again(slot.max(peer.matched), now);
@@ -429,6 +450,7 @@ impl Group {
             peer.begin_again(slot, now);
             if peer.next <= base {
                 let offset = peer.offset;
+                peer.got_on = now;
                 self.send_snapshot(from, ballot, offset, effects);
             }
         }

@@ -196,7 +196,7 @@ impl Group {
             Input::Tick => self.tick(now, effects),
             Input::Propose { id, entry } => self.propose_data(id, entry, now, effects),
             Input::Forward { entry } => self.forward(entry, now, effects),
-            Input::Snapshot { slot, application } => self.take_snapshot(slot, application, effects),
+            Input::Snapshot { slot, application } => self.take_snapshot(slot, application, now, effects),
             Input::Liveness { liveness, until } => self.lease.of_node = (liveness, until),
             Input::Learners(nodes) => self.learners = nodes,
             Input::Expired { node, liveness } => self.lease.note_expired(node, liveness),
@@ -397,8 +397,8 @@ impl Group {
         self.role = Role::Follower(Following { leader, matched: self.decided, ..Following::default() });
     }
 
-    fn take_snapshot(&mut self, slot: Slot, application: Bytes, effects: &mut Effects) {
-        let is_fresh = slot > self.log.base().slot && slot <= self.decided;
+    fn take_snapshot(&mut self, slot: Slot, application: Bytes, now: Instant, effects: &mut Effects) {
+        let is_fresh = slot > self.log.base().slot && slot <= self.decided && !self.is_sending_snapshot(now);
         let slot = if self.options.deviation.is(Mutant::TrimsPastDeadMember) { self.decided } else { slot };
         let Some(position) = self.log.position(slot).filter(|_| is_fresh) else { return };
         let mut agreed = self.base.clone();
