@@ -117,11 +117,9 @@ impl Liveness {
     /// What to propose to the system group: that this node is alive, and, on its master, who is not.
     pub(crate) fn tick(&mut self, is_master: bool, now: Instant, options: &Options) -> Vec<Record> {
         let mut records: Vec<Record> = self.own(now, options).into_iter().collect();
-        let lease = if options.deviation.is(Mutant::ExpiresEarly) { options.lease / 3 } else { options.lease };
-        let wait = options.stretched(lease);
         self.master_since = is_master.then(|| self.master_since.unwrap_or(now));
-        // While there was no master nobody could renew: who lives does so now.
-        if self.master_since.is_some_and(|since| now.since(since) >= 2 * options.resend) {
+        let wait = expires_after(options);
+        if self.judges_from(options).is_some_and(|from| now >= from) {
             for (node, ((liveness, last), seen)) in &mut self.seen {
                 if now.since(*seen) >= wait {
                     records.push(Record::Expire { node: *node, liveness: *liveness, last: *last });
@@ -133,20 +131,41 @@ impl Liveness {
         records
     }
 
+    /// When [`Liveness::tick`] does something.
+    pub(crate) fn next_tick(&self, is_master: bool, options: &Options) -> Option<Instant> {
+        if is_master != self.master_since.is_some() {
+            return Some(Instant::default());
+        }
+        let first = self.seen.values().map(|(_, seen)| *seen + expires_after(options)).min();
+        let judges = self.judges_from(options).and_then(|from| Some(from.max(first?)));
+        [self.renews_at(options), judges].into_iter().flatten().min()
+    }
+
+    /// While there was no master nobody could renew: who lives does so before this.
+    fn judges_from(&self, options: &Options) -> Option<Instant> {
+        self.master_since.map(|since| since + 2 * options.resend)
+    }
+
     /// Whether the node's liveness epoch is one that this process took up, and is not over.
     fn is_mine(&self, node: &system::Node, options: &Options) -> bool {
         let is_its = node.incarnation == self.incarnation || options.deviation.is(Mutant::LivesOn);
         is_its && node.alive.is_some()
     }
 
-    fn own(&mut self, now: Instant, options: &Options) -> Option<Record> {
+    /// A node that nobody has made known renews nothing.
+    fn renews_at(&self, options: &Options) -> Option<Instant> {
         let known = self.system.node(self.me)?;
-        let is_mine = self.is_mine(known, options);
         let is_decided = self.asked.is_none_or(|asked| known.stamp >= asked);
-        let pause: Duration = if is_mine && is_decided { options.lease / 4 } else { options.resend };
-        if self.asked.is_some_and(|asked| now.since(asked) < pause) {
+        let pause = if self.is_mine(known, options) && is_decided { options.lease / 4 } else { options.resend };
+        Some(self.asked.map_or(Instant::default(), |asked| asked + pause))
+    }
+
+    fn own(&mut self, now: Instant, options: &Options) -> Option<Record> {
+        if now < self.renews_at(options)? {
             return None;
         }
+        let known = self.system.node(self.me)?;
+        let is_mine = self.is_mine(known, options);
         self.asked = Some(now);
         let (node, stamp) = (self.me, now);
         Some(if is_mine {
@@ -155,4 +174,10 @@ impl Liveness {
             Record::Join { node, liveness: known.liveness + 1, incarnation: self.incarnation, stamp }
         })
     }
+}
+
+/// After its last renewal was learned, a node may be decided to be gone.
+fn expires_after(options: &Options) -> Duration {
+    let is_hasty = options.deviation.is(Mutant::ExpiresEarly);
+    options.stretched(if is_hasty { options.lease / 3 } else { options.lease })
 }

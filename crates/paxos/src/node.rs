@@ -25,6 +25,8 @@ pub struct Node {
     process: Process,
     options: Arc<Options>,
     groups: BTreeMap<GroupId, Group>,
+    /// When the next tick of each is due.
+    due: BTreeMap<GroupId, Instant>,
     /// Whose records went into the journal under which token.
     unsynced: VecDeque<(Token, GroupId)>,
     liveness: Liveness,
@@ -47,7 +49,7 @@ pub enum NodeInput {
     Persisted(Token),
     /// What was appended may not be durable. The node does nothing any more, and has to be started again.
     StorageFailed,
-    /// Some time went by.
+    /// Some time went by. Due when [`Node::next_tick`] says.
     Tick,
     /// What [`Event::Prepare`] asked for is done.
     Prepared {
@@ -93,6 +95,7 @@ impl Node {
             process,
             options: options.clone(),
             groups: groups.iter().map(start).collect(),
+            due: BTreeMap::new(),
             unsynced: VecDeque::new(),
             liveness: Liveness::new(me, process.incarnation),
             told: None,
@@ -100,6 +103,7 @@ impl Node {
             applied: Slot(0),
             kept: Slot(0),
         };
+        node.due = node.groups.iter().filter_map(|(id, group)| Some((*id, group.next_tick(now)?))).collect();
         node.apply_system(begun, now, effects);
         node
     }
@@ -117,12 +121,20 @@ impl Node {
                 }
             }
             NodeInput::Tick => {
-                self.step_all(now, &Input::Tick, effects);
+                let due: Vec<GroupId> = self.due.iter().filter(|(_, at)| **at <= now).map(|(id, _)| *id).collect();
+                for group in due {
+                    self.step_group(group, now, Input::Tick, effects);
+                }
                 self.live(now, effects);
                 self.tend_moves(now, effects);
             }
             NodeInput::Prepared { fence, what } => self.prepared(fence, what),
-            NodeInput::StorageFailed => self.step_all(now, &Input::StorageFailed, effects),
+            NodeInput::StorageFailed => {
+                let all: Vec<GroupId> = self.groups.keys().copied().collect();
+                for group in all {
+                    self.step_group(group, now, Input::StorageFailed, effects);
+                }
+            }
         }
         self.apply_system(begun, now, effects);
     }
@@ -136,17 +148,14 @@ impl Node {
         }
     }
 
-    fn step_all(&mut self, now: Instant, input: &Input, effects: &mut Effects) {
-        let groups: Vec<GroupId> = self.groups.keys().copied().collect();
-        for group in groups {
-            self.step_group(group, now, input.clone(), effects);
-        }
-    }
-
     fn step_group(&mut self, id: GroupId, now: Instant, input: Input, effects: &mut Effects) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let before = effects.records.len();
         group.step(now, input, effects);
+        match group.next_tick(now) {
+            Some(at) => self.due.insert(id, at),
+            None => self.due.remove(&id),
+        };
         let is_noted = self.unsynced.back() == Some(&(effects.token, id));
         if effects.records.len() > before && !is_noted {
             self.unsynced.push_back((effects.token, id));
@@ -155,11 +164,13 @@ impl Node {
 
     /// Proposes that this node is alive, and who is not.
     fn live(&mut self, now: Instant, effects: &mut Effects) {
-        let Some(group) = self.groups.get(&GroupId::SYSTEM) else { return };
-        let is_master = group.serves(now).is_some();
-        for record in self.liveness.tick(is_master, now, &self.options) {
+        for record in self.liveness.tick(self.masters_system(now), now, &self.options) {
             self.propose(&record, now, effects);
         }
+    }
+
+    fn masters_system(&self, now: Instant) -> bool {
+        self.groups.get(&GroupId::SYSTEM).is_some_and(|group| group.serves(now).is_some())
     }
 
     fn propose(&mut self, record: &system::Record, now: Instant, effects: &mut Effects) {
@@ -228,6 +239,15 @@ impl Node {
             self.step_group(GroupId::SYSTEM, now, Input::Learners(news.nodes.clone()), effects);
         }
         self.told = Some(news);
+    }
+
+    /// When the next [`NodeInput::Tick`] is due, which is `now` if it is already. One before does nothing. To be asked after
+    /// each step, as that may change it.
+    #[must_use]
+    pub fn next_tick(&self, now: Instant) -> Option<Instant> {
+        let of_groups = self.due.values().copied().min();
+        let of_node = self.liveness.next_tick(self.masters_system(now), &self.options);
+        [of_groups, of_node, self.moves_tick(now)].into_iter().flatten().min().map(|at| at.max(now))
     }
 
     #[must_use]

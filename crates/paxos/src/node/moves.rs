@@ -89,13 +89,8 @@ impl Node {
 
     /// Reports, and moves masters, as far as that is this node's to do.
     pub(super) fn tend_moves(&mut self, now: Instant, effects: &mut Effects) {
-        let Some(system_group) = self.groups.get(&GroupId::SYSTEM) else { return };
-        let master = system_group.agreed().mastership.node;
-        let token = self.system().token();
-        let is_concerned = token.is_some_and(|token| token.from == self.process.node || token.to == self.process.node);
-        let pause = if is_concerned { self.options.resend } else { self.options.report };
-        if let Some(master) = master
-            && now.since(self.moves.reported) >= pause
+        if let Some((master, at)) = self.reports_at()
+            && now >= at
         {
             self.moves.reported = now;
             let report = self.report(now);
@@ -105,9 +100,29 @@ impl Node {
                 effects.sends.push((master, GroupId::SYSTEM, Message::Report(report)));
             }
         }
-        if now.since(self.moves.asked_at) >= self.options.resend / 2 {
+        if self.asks_mover_at(now).is_some_and(|at| now >= at) {
             self.ask_mover(mover::Input::Tick, now, effects);
         }
+    }
+
+    /// When [`Node::tend_moves`] does something.
+    pub(super) fn moves_tick(&self, now: Instant) -> Option<Instant> {
+        let reports = self.reports_at().map(|(_, at)| at);
+        [reports, self.asks_mover_at(now)].into_iter().flatten().min()
+    }
+
+    /// To whom, and when.
+    fn reports_at(&self) -> Option<(NodeId, Instant)> {
+        let master = self.groups.get(&GroupId::SYSTEM)?.agreed().mastership.node?;
+        let me = self.process.node;
+        let is_concerned = self.system().token().is_some_and(|token| token.from == me || token.to == me);
+        let pause = if is_concerned { self.options.resend } else { self.options.report };
+        Some((master, self.moves.reported + pause))
+    }
+
+    /// On the system group's master alone: all others ask when there is news.
+    fn asks_mover_at(&self, now: Instant) -> Option<Instant> {
+        self.masters_system(now).then(|| self.moves.asked_at + self.options.resend / 2)
     }
 
     /// What has to be said is said with the next tick.
@@ -146,7 +161,7 @@ impl Node {
     }
 
     pub(super) fn ask_mover(&mut self, input: mover::Input, now: Instant, effects: &mut Effects) {
-        let masters_system = self.groups.get(&GroupId::SYSTEM).is_some_and(|group| group.serves(now).is_some());
+        let masters_system = self.masters_system(now);
         let Some((liveness, _)) = self.told.as_ref().map(|told| told.lease) else { return };
         self.moves.asked_at = now;
         let (reachable, groups) =
