@@ -496,12 +496,12 @@ impl Group {
         self.propose(Value::Members(Arc::from(members)), now, effects);
     }
 
-    /// Each member, and how many slots it is behind; empty if this node does not lead.
+    /// Each member, as is decided, and how many slots it is behind; empty if this node does not lead.
     pub(crate) fn lags(&self) -> Vec<(NodeId, u64)> {
         let Role::Leader(leading) = &self.role else { return Vec::new() };
         let last = self.log.last().slot.0;
         let matched = |node: &NodeId| leading.peers.get(node).map_or(0, |peer| peer.matched.0);
         let lag = |node: &NodeId| if *node == self.me { 0 } else { last - matched(node) };
-        self.tip.members.iter().map(|node| (*node, lag(node))).collect()
+        self.agreed.members.iter().map(|node| (*node, lag(node))).collect()
     }
 }

@@ -102,6 +102,9 @@ impl Node {
         }
         if self.asks_mover_at(now).is_some_and(|at| now >= at) {
             self.ask_mover(mover::Input::Tick, now, effects);
+            for record in self.misplaced(now) {
+                self.propose(&record, now, effects);
+            }
         }
     }
 
@@ -175,10 +178,6 @@ impl Node {
             reachable: &reachable,
         };
         let actions = self.moves.mover.step(now, &view, input);
-        let records = if masters_system { self.misplaced() } else { Vec::new() };
-        for record in records {
-            self.propose(&record, now, effects);
-        }
         for action in actions {
             match action {
                 Action::Propose(record) => self.propose(&record, now, effects),
@@ -201,18 +200,15 @@ impl Node {
     }
 
     /// What the system group does not know yet of who is a member of which paxos group.
-    fn misplaced(&self) -> Vec<Record> {
+    fn misplaced(&mut self, now: Instant) -> Vec<Record> {
+        let (_, groups) = self.moves.facts(now, &self.options);
         let system = self.liveness.system();
-        let is_new = |serving: &&Serving, replicas: &[NodeId]| {
-            let is_same = system.groups().get(&serving.group).is_some_and(|group| group.replicas == replicas);
-            !is_same && replicas.iter().all(|node| system.node(*node).is_some())
+        let placed = groups.into_iter().map(|(group, facts)| (group, facts.lag.into_keys().collect::<Vec<_>>()));
+        let is_news = |(group, replicas): &(GroupId, Vec<NodeId>)| {
+            let is_known = replicas.iter().all(|node| system.node(*node).is_some());
+            is_known && system.groups().get(group).is_none_or(|group| group.replicas != *replicas)
         };
-        let serving = self.moves.reports.values().flat_map(|(report, _)| &report.serves);
-        let records = serving.filter_map(|serving| {
-            let replicas: Vec<NodeId> = serving.members.iter().map(|(node, _)| *node).collect();
-            is_new(&serving, &replicas).then_some(Record::Group { group: serving.group, replicas })
-        });
-        records.collect()
+        placed.filter(is_news).map(|(group, replicas)| Record::Group { group, replicas }).collect()
     }
 
     pub(super) fn hear_orders(&mut self, orders: &Orders, now: Instant, effects: &mut Effects) {
