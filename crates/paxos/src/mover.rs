@@ -206,7 +206,11 @@ impl Mover {
         match token {
             None => self.choose(now, view),
             Some(token) if (token.holder, token.liveness) == (view.me, view.liveness) => {
-                self.go_on(now, view, token, input)
+                let mut actions = self.go_on(now, view, token, input);
+                if self.deviation.is(Mutant::TwoMoveTokens) {
+                    actions.extend(self.choose(now, view));
+                }
+                actions
             }
             Some(token) => self.take_over(now, view, token),
         }

@@ -58,8 +58,8 @@ struct Peer {
     told: Slot,
     /// Nothing came of what it was sent: it is asked how far it is, and sent no more until it says so.
     is_asked: bool,
-    /// The gap that was last heard of, so that each message behind it does not begin all again.
-    gap: Option<Slot>,
+    /// The gap that was last heard of, and when: each message behind it tells of one, and what is sent again closes them all.
+    gap: Option<(Slot, Instant)>,
     /// How much it has of a snapshot.
     offset: u64,
     #[cfg(feature = "mutants")]
@@ -442,11 +442,12 @@ impl Group {
     }
 
     pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant, effects: &mut Effects) {
-        let base = self.log.base().slot;
+        let (base, resend) = (self.log.base().slot, self.options.resend);
         let Some(peer) = self.peer(from, ballot) else { return };
         peer.is_asked = false;
-        if slot >= peer.matched && slot.next() < peer.next && peer.gap != Some(slot) {
-            peer.gap = Some(slot);
+        let is_news = peer.gap.is_none_or(|(known, at)| slot != known && now.since(at) >= resend);
+        if slot >= peer.matched && slot.next() < peer.next && is_news {
+            peer.gap = Some((slot, now));
             peer.begin_again(slot, now);
             if peer.next <= base {
                 let offset = peer.offset;
