@@ -263,7 +263,10 @@ impl Group {
         let (mastership, holds_others) = match &self.role {
             Role::Leader(_) => (&self.agreed.mastership, self.agreed.mastership.liveness > 0),
             // It does not serve by that: it does not lead. Others may know an earlier mastership of its alone, by its liveness.
-            Role::Candidate(_) | Role::Follower(_) => (&self.tip.mastership, true),
+            Role::Candidate(_) | Role::Follower(_) => {
+                let by_liveness = [self.tip.mastership.liveness, self.agreed.mastership.liveness, self.lease.of_node.0];
+                (&self.tip.mastership, by_liveness.into_iter().any(|liveness| liveness > 0))
+            }
         };
         if mastership.node == Some(self.me) && holds_others {
             self.lease.given_up = Some(GivenUp { tenure: mastership.tenure, at: now, told: now });
