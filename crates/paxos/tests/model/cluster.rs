@@ -66,6 +66,14 @@ pub(crate) enum Step {
         node: usize,
         taker: usize,
     },
+    /// The system group decides that node 0 is alive, or is not.
+    Renew,
+    Expire,
+    /// Node 0 learns the one, any node the other.
+    LearnAlive,
+    LearnOver {
+        node: usize,
+    },
 }
 
 impl Model for Cluster {
@@ -73,7 +81,7 @@ impl Model for Cluster {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
-        vec![State::new(self.bounds.start)]
+        vec![State::new(self.bounds.start, self.bounds.lives)]
     }
 
     fn actions(&self, state: &State, steps: &mut Vec<Step>) {
@@ -92,6 +100,9 @@ impl Model for Cluster {
                 Role::Leader(leader) => self.leads(state, node, leader, steps),
             }
             self.accepts(state, node, steps);
+        }
+        if self.bounds.lives {
+            self.lives(state, steps);
         }
     }
 
@@ -118,7 +129,7 @@ impl Model for Cluster {
                 }
             }
             Step::Lead { node, with, claim } => self.lead(&mut state, node, with, claim),
-            Step::BeMaster { node, claim } => self.propose(&mut state, node, Value::BeMaster(claim)),
+            Step::BeMaster { node, claim } => self.be_master(&mut state, node, claim),
             Step::Data { node } => self.propose(&mut state, node, Value::Data),
             Step::Accept { node, ballot, upto } => self.accept(&mut state, node, ballot, upto),
             Step::Decide { node, upto } => self.decide(&mut state, node, upto),
@@ -129,6 +140,10 @@ impl Model for Cluster {
                 }
                 state.consent = Some(Consent { tenure, taker: name(taker) });
             }
+            Step::Renew => state.life.renewed = LEASE,
+            Step::Expire => state.life.is_over = true,
+            Step::LearnAlive => state.life.known = state.life.renewed,
+            Step::LearnOver { node } => state.life.told[node] = true,
         }
         state.forget();
         Some(if self.bounds.symmetric { state.representative(self.bounds.start) } else { state })
@@ -155,6 +170,26 @@ impl Model for Cluster {
 }
 
 impl Cluster {
+    fn lives(&self, state: &State, steps: &mut Vec<Step>) {
+        let life = &state.life;
+        if !life.is_over && life.renewed < LEASE {
+            steps.push(Step::Renew);
+        }
+        if !life.is_over && (life.renewed == 0 || !self.rules.expiry_waits) {
+            steps.push(Step::Expire);
+        }
+        if life.known < life.renewed {
+            steps.push(Step::LearnAlive);
+        }
+        let untold = (0..NODES).filter(|&node| life.is_over && !life.told[node]);
+        steps.extend(untold.map(|node| Step::LearnOver { node }));
+    }
+
+    /// Whether the liveness by which that mastership is renewed is over, as far as one of these nodes knows.
+    fn is_over(&self, state: &State, tip: Mastership, nodes: &[usize]) -> bool {
+        !tip.lives || !self.rules.living_hold || nodes.iter().any(|&node| state.life.told[node])
+    }
+
     fn campaigns(&self, state: &State, node: usize, steps: &mut Vec<Step>) {
         if self.serves(state, node) {
             return;
@@ -163,7 +198,7 @@ impl Cluster {
         for ballot in me.promised + 1..=self.bounds.ballots {
             if state.sent[index(ballot)].is_none() {
                 for claim in self.claims(state, node, &me.log, me.idle) {
-                    if self.would_promise(me, node, claim) {
+                    if self.would_promise(state, node, node, claim) {
                         steps.push(Step::Campaign { node, ballot, claim });
                     }
                 }
@@ -178,7 +213,8 @@ impl Cluster {
         let mut claims = Vec::new();
         if !nobody && tip.node == name(node) {
             claims.push(Claim::Own(tip.tenure));
-        } else if nobody || !self.rules.candidates_wait || idle >= self.bounds.wait {
+        } else if nobody || !self.rules.candidates_wait || idle >= self.bounds.wait && self.is_over(state, tip, &[node])
+        {
             claims.push(waited(tip));
         }
         if let Some(consent) = state.consent
@@ -194,7 +230,8 @@ impl Cluster {
     }
 
     /// The acceptors' line.
-    fn would_promise(&self, acceptor: &Node, candidate: usize, claim: Claim) -> bool {
+    fn would_promise(&self, state: &State, node: usize, candidate: usize, claim: Claim) -> bool {
+        let acceptor = &state.nodes[node];
         let tip = acceptor.log.mastership(&self.rules);
         let consented = match claim {
             Claim::Consent(tenure) => tip.tenure.epoch < tenure.epoch || tip.tenure.is(tenure, &self.rules),
@@ -204,7 +241,7 @@ impl Cluster {
             || tip.tenure.epoch == 0
             || tip.node == name(candidate)
             || consented
-            || acceptor.idle >= self.bounds.wait
+            || acceptor.idle >= self.bounds.wait && self.is_over(state, tip, &[node, candidate])
     }
 
     fn prepares(
@@ -218,7 +255,7 @@ impl Cluster {
         let me = &state.nodes[node];
         for with in (0..NODES).filter(|&other| other != node) {
             let acceptor = &state.nodes[with];
-            if acceptor.promised < me.promised && self.would_promise(acceptor, node, claim) {
+            if acceptor.promised < me.promised && self.would_promise(state, with, node, claim) {
                 steps.push(Step::Promise { node: with, to: node });
             }
             let Some(promise) = promises[with] else { continue };
@@ -266,10 +303,19 @@ impl Cluster {
             steps.push(Step::Data { node });
         }
         let tip = log.mastership(&self.rules);
-        if !tip.is_led_by(name(node), me.promised) || tip.tenure == leader.yielded {
+        let is_mine = tip.is_led_by(name(node), me.promised);
+        if !is_mine || tip.tenure == leader.yielded || self.wants_again(state, node, leader, tip) {
             let claims = self.claims(state, node, &log, me.idle);
             steps.extend(claims.into_iter().map(|claim| Step::BeMaster { node, claim }));
         }
+    }
+
+    /// A master whose lease is over, or whose liveness is not in its mastership, is master anew; one such entry at a time.
+    fn wants_again(&self, state: &State, node: usize, leader: &Leader, tip: Mastership) -> bool {
+        let log = state.sent_by(node);
+        let is_under_way = log.prefix(leader.decided).mastership(&self.rules).tenure != tip.tenure;
+        let lives = node == 0 && state.life.known > 0 && !tip.lives;
+        self.bounds.lives && !is_under_way && (lives || !self.serves(state, node))
     }
 
     /// The tenure that a leader may consent to end.
@@ -313,10 +359,14 @@ impl Cluster {
         let mine = decided.is_led_by(name(node), me.promised);
         let yielded = self.rules.consent_binds && decided.tenure == leader.yielded;
         let slots = usize::from(decided.since)..=leader.decided;
-        mine && !yielded && slots.into_iter().any(|slot| leader.lease[slot - 1] > 0)
+        let tip = state.sent_by(node).mastership(&self.rules);
+        let by_life = decided.lives && (tip.lives || !self.rules.tip_lives) && state.life.known > 0;
+        mine && !yielded && (by_life || slots.into_iter().any(|slot| leader.lease[slot - 1] > 0))
     }
 
     fn tick(&self, state: &mut State) {
+        let life = &mut state.life;
+        (life.renewed, life.known) = (life.renewed.saturating_sub(1), life.known.saturating_sub(1));
         for node in &mut state.nodes {
             node.idle = self.bounds.wait.min(node.idle + 1);
             node.haunted = node.haunted.saturating_sub(1);
@@ -376,7 +426,12 @@ impl Cluster {
         (me.log, me.idle) = (log, idle);
         me.role = Role::Leader(Leader::default());
         state.sent[index(me.promised)] = Some(Sent { owner: name(node), log });
-        self.propose(state, node, Value::BeMaster(claim));
+        self.be_master(state, node, claim);
+    }
+
+    fn be_master(&self, state: &mut State, node: usize, claim: Claim) {
+        let lives = node == 0 && state.life.known > 0;
+        self.propose(state, node, Value::BeMaster(claim, lives));
     }
 
     fn propose(&self, state: &mut State, node: usize, value: Value) {

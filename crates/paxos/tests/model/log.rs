@@ -39,7 +39,8 @@ pub(crate) enum Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Value {
     Data,
-    BeMaster(Claim),
+    /// And whether by its liveness.
+    BeMaster(Claim, bool),
 }
 
 /// An entry, with the ballot that it was first proposed under and that ballot's owner.
@@ -117,6 +118,8 @@ pub(crate) struct Mastership {
     pub(crate) lease_slot: u8,
     /// What its BeMaster claimed.
     pub(crate) claim: Option<Claim>,
+    /// Whether its liveness renews it, too.
+    pub(crate) lives: bool,
     /// How many BeMasters came to nothing.
     pub(crate) void: u8,
 }
@@ -128,17 +131,18 @@ impl Mastership {
 
     fn apply(&mut self, slot: u8, entry: Entry, rules: &Rules) {
         match entry.value {
-            Value::BeMaster(claim) if self.gives_way(claim, entry.node, rules) => {
+            Value::BeMaster(claim, lives) if self.gives_way(claim, entry.node, rules) => {
                 *self = Mastership {
                     tenure: Tenure { epoch: self.tenure.epoch + 1, ballot: entry.ballot },
                     node: entry.node,
                     since: slot,
                     lease_slot: slot,
                     claim: Some(claim),
+                    lives,
                     void: self.void,
                 }
             }
-            Value::BeMaster(_) => {
+            Value::BeMaster(..) => {
                 self.void += 1;
                 self.renew(slot, entry);
             }

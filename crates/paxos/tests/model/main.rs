@@ -4,8 +4,8 @@
 //! What is modelled: three nodes; messages that are lost, late, doubled and in any order (what was sent may arrive at any time,
 //! any number of times, or never); restarts, which forget all that is not on disk; phase 1, the tail that is pulled, the
 //! barrier entry above it; BeMaster and its compare-and-swap; leases that every slot renews, counted from before the propose;
-//! both lines of defence; consent, and the steal that it allows. Not modelled: changes of members, snapshots, `Shorten`, the
-//! nodes' liveness in the system group, more than three nodes.
+//! both lines of defence; consent, and the steal that it allows; one node's liveness in the system group, which is a register
+//! here. Not modelled: changes of members, snapshots, `Shorten`, a liveness over restarts, more than three nodes.
 //!
 //! What is bounded, and how far, stands with each test: the ballots, slots, data entries, restarts and consents of a whole
 //! history. Within that all is walked through; states are told apart by 64 bits of hash. Time has no bound: clocks are kept
@@ -35,12 +35,14 @@ const MASTERED: Bounds = Bounds {
     data: 1,
     consents: 0,
     crashes: 0,
+    lives: false,
     skews: 0,
     wait: LEASE,
     slow_disk: false,
     symmetric: true,
 };
 const EMPTY: Bounds = Bounds { start: Start::Empty, slots: 2, data: 0, ..MASTERED };
+const LIVING: Bounds = Bounds { lives: true, ..MASTERED };
 const FORKED: Bounds = Bounds { start: Start::Forked, ballots: 4, slots: 4, ..MASTERED };
 
 // ---- What holds, with both lines of defence and with either alone.
@@ -84,6 +86,17 @@ fn a_node_restarts_while_there_is_no_master() {
 #[test]
 fn a_first_masters_disk_loses_what_others_have() {
     holds(Bounds { slow_disk: true, ..EMPTY }, &[WAITED, VOID], [239_344, 274_175, 315_939]);
+}
+
+#[test]
+fn a_master_is_renewed_by_its_liveness() {
+    holds(LIVING, &[WAITED, VOID], [907_470, 922_560, 1_169_133]);
+}
+
+#[test]
+fn a_master_that_is_renewed_by_its_liveness_consents() {
+    let bounds = Bounds { consents: 1, ballots: 2, ..LIVING };
+    assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED]), 779_607);
 }
 
 #[test]
@@ -261,6 +274,44 @@ fn copies_of_an_old_ballots_entry_decide_nothing() {
     breaks(ONE_VALUE, Rules { own_ballot_decides: false, ..Rules::BOTH }, Bounds { symmetric: false, ..FORKED });
 }
 
+#[test]
+fn a_living_master_that_is_taken_for_gone_is_not_the_only_one() {
+    breaks(ONE_MASTER, Rules { living_hold: false, ..Rules::BOTH }, LIVING);
+}
+
+#[test]
+fn a_liveness_that_is_ended_before_it_is_over_makes_two_masters() {
+    breaks(ONE_MASTER, Rules { expiry_waits: false, ..Rules::BOTH }, LIVING);
+}
+
+/// Found by the simulator at seed 265,485, with either line and with both: what it wrote does not say that it lives.
+#[test]
+fn a_master_whose_liveness_comes_back_serves_by_what_others_do_not_have() {
+    for rules in [Rules::BOTH, Rules::ACCEPTORS, Rules::LOG] {
+        breaks(ONE_MASTER, Rules { tip_lives: false, ..rules }, LIVING);
+    }
+    let own = Claim::Own(Tenure { epoch: 1, ballot: 1 });
+    let claim = Claim::Waited { tenure: Tenure { epoch: 2, ballot: 1 }, lease_slot: 2 };
+    let story = [
+        Step::Tick,
+        Step::Tick,
+        Step::BeMaster { node: 0, claim: own },
+        Step::Accept { node: 1, ballot: 1, upto: 2 },
+        Step::Accept { node: 2, ballot: 1, upto: 2 },
+        Step::Tick,
+        Step::Tick,
+        Step::Campaign { node: 1, ballot: 2, claim },
+        Step::Promise { node: 2, to: 1 },
+        Step::Lead { node: 1, with: 2, claim },
+        Step::Accept { node: 2, ballot: 2, upto: 3 },
+        Step::Decide { node: 1, upto: 3 },
+        // Nobody had it ended.
+        Step::Renew,
+        Step::LearnAlive,
+    ];
+    told(ONE_MASTER, Rules { tip_lives: false, ..Rules::BOTH }, LIVING, &story);
+}
+
 /// Walks through all states: with both lines of defence, with the acceptors' alone, with the log's alone. `states` is how
 /// many there are, `shown` what must happen in some of them: the walk proves nothing about what it never comes to.
 fn holds(bounds: Bounds, shown: &[&'static str], states: [usize; 3]) {
@@ -292,7 +343,8 @@ fn breaks(property: &'static str, rules: Rules, bounds: Bounds) {
 /// Follows a story of steps, each of them allowed, to its end, where `property` does not hold.
 fn told(property: &'static str, rules: Rules, bounds: Bounds, story: &[Step]) {
     let cluster = Cluster { rules, bounds: Bounds { symmetric: false, ..bounds } };
-    let path = Path::from_actions(&cluster, State::new(bounds.start), story).expect("each step is allowed");
+    let path =
+        Path::from_actions(&cluster, State::new(bounds.start, bounds.lives), story).expect("each step is allowed");
     let property = cluster.property(property);
     assert!(!(property.condition)(&cluster, path.last_state()));
 }

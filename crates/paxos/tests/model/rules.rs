@@ -54,6 +54,12 @@ pub(crate) struct Rules {
     pub(crate) consent_binds: bool,
     /// What is pulled counts as proposed when its giver says, not when the leader last heard of its own.
     pub(crate) pulled_waits: bool,
+    /// Who is master by its liveness is followed only once that is decided to be over.
+    pub(crate) living_hold: bool,
+    /// It is decided to be over only when it is.
+    pub(crate) expiry_waits: bool,
+    /// A master serves by its liveness only if all that it wrote since says so, decided or not.
+    pub(crate) tip_lives: bool,
     /// After a restart a node waits as if it had just accepted.
     pub(crate) restart_waits: bool,
     /// A restarted master is none until it wins again.
@@ -74,6 +80,9 @@ impl Rules {
         steal_needs_consent: true,
         consent_binds: true,
         pulled_waits: true,
+        living_hold: true,
+        expiry_waits: true,
+        tip_lives: true,
         restart_waits: true,
         restart_ends_mastership: true,
         own_ballot_decides: true,
@@ -107,6 +116,8 @@ pub(crate) struct Bounds {
     /// How many consents are given: none or one.
     pub(crate) consents: u8,
     pub(crate) crashes: u8,
+    /// Whether node 0 has a liveness epoch in the system group. It has one in a history, and does not crash.
+    pub(crate) lives: bool,
     /// How often a clock runs a tick ahead of the true one.
     pub(crate) skews: u8,
     /// How long the others wait, in ticks.

@@ -14,12 +14,25 @@ pub(crate) struct State {
     pub(crate) sent: [Option<Sent>; BALLOTS],
     /// The one consent that was given, which may arrive at any time.
     pub(crate) consent: Option<Consent>,
+    pub(crate) life: Life,
     /// What was ever decided.
     pub(crate) decided: Log,
     /// Whether two entries were ever decided for one slot.
     pub(crate) split: bool,
     pub(crate) crashes: u8,
     pub(crate) skews: u8,
+}
+
+/// Node 0's liveness epoch in the system group, which is a register here: what it decides it decides at once, and nodes learn it
+/// at any time later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Life {
+    /// Ticks left of its last renewal, and of the last that node 0 has learned.
+    pub(crate) renewed: u8,
+    pub(crate) known: u8,
+    pub(crate) is_over: bool,
+    /// Which nodes know that it is.
+    pub(crate) told: [bool; NODES],
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,11 +89,12 @@ pub(crate) struct Consent {
 }
 
 impl State {
-    pub(crate) fn new(start: Start) -> State {
+    pub(crate) fn new(start: Start, lives: bool) -> State {
         let mut state = State {
             nodes: [Node::default(); NODES],
             sent: [None; BALLOTS],
             consent: None,
+            life: if lives { Life { renewed: LEASE, known: LEASE, ..Life::default() } } else { Life::default() },
             decided: Log::default(),
             split: false,
             crashes: 0,
@@ -90,7 +104,7 @@ impl State {
             return state;
         }
         let claim = Claim::Waited { tenure: Tenure::default(), lease_slot: 0 };
-        state.decided.push(Entry { ballot: 1, node: 0, value: Value::BeMaster(claim) });
+        state.decided.push(Entry { ballot: 1, node: 0, value: Value::BeMaster(claim, lives) });
         for node in &mut state.nodes {
             *node = Node { promised: 1, log: state.decided, ..Node::default() };
         }
@@ -161,6 +175,7 @@ impl State {
         if let Some(consent) = &mut state.consent {
             consent.taker = names[usize::from(consent.taker)];
         }
+        state.life.told = moved(state.life.told, names);
         state.decided = state.decided.renamed(names);
         state
     }
