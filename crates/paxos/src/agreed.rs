@@ -57,6 +57,11 @@ impl Agreed {
     /// Whether the lease was renewed, or is another's now.
     pub(crate) fn apply(&mut self, slot: Slot, entry: &Entry, deviation: Deviation) -> bool {
         let mastership = &mut self.mastership;
+        if let Value::BeMaster(wish) = &entry.value
+            && self.members.is_empty()
+        {
+            self.members = wish.members.clone();
+        }
         match &entry.value {
             Value::BeMaster(wish) if mastership.allows(wish, deviation) => {
                 *mastership = Mastership {

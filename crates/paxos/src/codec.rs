@@ -410,7 +410,7 @@ coded_struct!(Ballot { round, node });
 coded_struct!(Tenure { epoch, ballot });
 coded_struct!(Position { ballot, slot });
 coded_struct!(Entry { ballot, value });
-coded_struct!(BeMaster { node, liveness, claim });
+coded_struct!(BeMaster { node, liveness, claim, members });
 coded_struct!(Shorten { tenure, to, remaining });
 coded_struct!(Snapshot { position, agreed, application });
 coded_struct!(SnapshotHead { position, agreed, len });

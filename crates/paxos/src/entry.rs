@@ -45,12 +45,14 @@ pub enum Value {
 }
 
 /// `node` becomes master, if what it claims is so where this lies in the log.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BeMaster {
     pub node: NodeId,
     /// Its liveness epoch in the system group, which renews this lease while the paxos group is idle; 0: none.
     pub liveness: u64,
     pub claim: Claim,
+    /// All members here, in order: who reads the log from its beginning and was told of no founders has them from this.
+    pub members: Arc<[NodeId]>,
 }
 
 /// Why somebody may be master; a compare-and-swap.
@@ -80,8 +82,8 @@ impl Value {
         const FIXED: usize = 32;
         match self {
             Value::Data(batch) => FIXED + batch.iter().map(|entry| entry.len() + 4).sum::<usize>(),
-            Value::Members(members) => FIXED + 4 * members.len(),
-            Value::Noop | Value::BeMaster(_) | Value::Shorten(_) => FIXED,
+            Value::Members(members) | Value::BeMaster(BeMaster { members, .. }) => FIXED + 4 * members.len(),
+            Value::Noop | Value::Shorten(_) => FIXED,
         }
     }
 }

@@ -68,15 +68,20 @@ impl Log {
         self.base = base;
     }
 
+    /// All entries after `slot`.
+    pub(crate) fn iter_after(&self, slot: Slot) -> impl Iterator<Item = &Entry> {
+        let first = self.index(slot.next()).unwrap_or(usize::MAX);
+        self.entries.range(first.min(self.entries.len())..)
+    }
+
     /// The entries after `slot`, at most so many and of about so many bytes, but one at least if there is one.
     pub(crate) fn after(&self, slot: Slot, slots_max: usize, bytes_max: usize) -> Vec<Entry> {
-        let Some(first) = self.index(slot.next()) else { return Vec::new() };
         let mut bytes = 0;
         let fits = |entry: &&Entry| {
             let is_first = bytes == 0;
             bytes += entry.value.size();
             is_first || bytes <= bytes_max
         };
-        self.entries.range(first.min(self.entries.len())..).take(slots_max).take_while(fits).cloned().collect()
+        self.iter_after(slot).take(slots_max).take_while(fits).cloned().collect()
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::agreed::Agreed;
-use crate::entry::{Entry, Position, Value};
+use crate::entry::{BeMaster, Entry, Position, Value};
 use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
 use crate::mover::Move;
 use crate::system::{Fence, Preparation, Step};
@@ -138,7 +138,10 @@ fn are_sound(entries: &[Entry], after: Position, most: Ballot) -> bool {
     entries.iter().all(|entry| {
         let is_sound = entry.ballot > Ballot::NONE
             && (ballot..=most).contains(&entry.ballot)
-            && !matches!(&entry.value, Value::Members(members) if !are_members(members));
+            && match &entry.value {
+                Value::Members(members) | Value::BeMaster(BeMaster { members, .. }) => are_members(members),
+                Value::Noop | Value::Data(_) | Value::Shorten(_) => true,
+            };
         ballot = entry.ballot;
         is_sound
     })

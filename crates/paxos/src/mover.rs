@@ -37,8 +37,8 @@ pub struct Options {
     pub lag_most: u64,
     /// How long after a record of the token was proposed its holder may begin a step.
     pub lease: Duration,
-    /// How long after a token's last record was learned another may take it over. More than `lease` and the longest of
-    /// the limits below, by what two clocks may differ.
+    /// How long after a token's last record was learned another may take it over. More than [`Options::in_flight`], by what
+    /// two clocks may differ.
     pub wait: Duration,
     /// What was proposed and is not decided is proposed again after this. At most a third of `lease`.
     pub retry: Duration,
@@ -74,6 +74,14 @@ impl Default for Options {
             backoff: Duration::from_secs(30),
             backoff_most: Duration::from_secs(600),
         }
+    }
+}
+
+impl Options {
+    /// How long after a record of the token was proposed all is over that its holder began by it.
+    #[must_use]
+    pub fn in_flight(&self) -> Duration {
+        self.lease + self.prepare_within.max(self.handover_within).max(self.lease_within)
     }
 }
 
@@ -121,7 +129,7 @@ pub enum Action {
     Begin { step: Step, of: Move, within: Duration },
 }
 
-/// Who is told of it obeys no fence below the greatest that it knows.
+/// Who obeys it obeys none of a lower fence after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Move {
     pub fence: Fence,
@@ -180,8 +188,7 @@ impl Mover {
     /// A token could be taken over while its holder still acts, or would end while a proposal is on its way.
     #[must_use]
     pub fn new(options: Options, deviation: Deviation) -> Mover {
-        let longest = options.prepare_within.max(options.handover_within).max(options.lease_within);
-        assert!(options.wait > options.lease + longest, "a token is waited for as long as its holder may act");
+        assert!(options.wait > options.in_flight(), "a token is waited for as long as its holder may act");
         assert!(options.retry <= options.lease / 3, "a token is renewed in time");
         Mover {
             options,

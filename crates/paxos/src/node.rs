@@ -12,6 +12,7 @@ use crate::liveness::{Liveness, News};
 use crate::message::Message;
 use crate::mover;
 use crate::options::Options;
+use crate::simulation::Mutant;
 use crate::system::{self, Fence, Preparation, System};
 
 mod moves;
@@ -33,6 +34,7 @@ pub struct Node {
     /// What the paxos groups know of that.
     told: Option<News>,
     moves: Moves,
+    has_stopped: bool,
     /// Of the system group: its last slot that is applied, and that is in a snapshot.
     applied: Slot,
     kept: Slot,
@@ -47,7 +49,7 @@ pub enum NodeInput {
     },
     /// All that was appended under this token and before is durable.
     Persisted(Token),
-    /// What was appended may not be durable. The node does nothing any more, and has to be started again.
+    /// What was appended may not be durable. The node does nothing any more but refuse proposals, and has to be started again.
     StorageFailed,
     /// Some time went by. Due when [`Node::next_tick`] says.
     Tick,
@@ -73,6 +75,9 @@ pub struct Process {
 
 impl Node {
     /// A node with the records of its journal, in order. `groups` are those it is to be a member of, with their founders.
+    ///
+    /// # Panics
+    /// As [`Group::start`], and if with these options a move's token could be taken over while its holder acts.
     pub fn start(
         process: Process,
         options: &Arc<Options>,
@@ -100,6 +105,7 @@ impl Node {
             liveness: Liveness::new(me, process.incarnation),
             told: None,
             moves: Moves::new(options),
+            has_stopped: false,
             applied: Slot(0),
             kept: Slot(0),
         };
@@ -113,8 +119,9 @@ impl Node {
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
-            NodeInput::Message { from, group, message } => self.hear(from, group, message, now, effects),
             NodeInput::Group { group, input } => self.step_group(group, now, input, effects),
+            _ if self.has_stopped => {}
+            NodeInput::Message { from, group, message } => self.hear(from, group, message, now, effects),
             NodeInput::Persisted(token) => {
                 while let Some((_, group)) = self.unsynced.pop_front_if(|(until, _)| *until <= token) {
                     self.step_group(group, now, Input::Persisted(token), effects);
@@ -129,7 +136,9 @@ impl Node {
                 self.tend_moves(now, effects);
             }
             NodeInput::Prepared { fence, what } => self.prepared(fence, what),
+            NodeInput::StorageFailed if self.options.deviation.is(Mutant::OutlivesFailedSync) => {}
             NodeInput::StorageFailed => {
+                self.has_stopped = true;
                 let all: Vec<GroupId> = self.groups.keys().copied().collect();
                 for group in all {
                     self.step_group(group, now, Input::StorageFailed, effects);
@@ -144,13 +153,27 @@ impl Node {
             Message::Report(report) => self.hear_report(from, report, now, effects),
             Message::Orders(orders) => self.hear_orders(&orders, now, effects),
             Message::Ask { tenure } => self.hear_ask(from, group, tenure, now, effects),
+            // What is no record would stop all nodes once it is decided.
+            Message::Forward { entry } if group == GroupId::SYSTEM => {
+                if let Ok(record) = system::Record::decode(&entry)
+                    && !self.is_on_its_way(&record)
+                {
+                    let message = Message::Forward { entry };
+                    self.step_group(group, now, Input::Message { from, message }, effects);
+                }
+            }
+            Message::Consent { taker, .. } if taker != self.process.node => {
+                if self.system().node(taker).is_some() {
+                    effects.sends.push((taker, group, message));
+                }
+            }
             message => self.step_group(group, now, Input::Message { from, message }, effects),
         }
     }
 
     fn step_group(&mut self, id: GroupId, now: Instant, input: Input, effects: &mut Effects) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let before = effects.records.len();
+        let (before, sent) = (effects.records.len(), effects.sends.len());
         group.step(now, input, effects);
         match group.next_tick(now) {
             Some(at) => self.due.insert(id, at),
@@ -159,6 +182,19 @@ impl Node {
         let is_noted = self.unsynced.back() == Some(&(effects.token, id));
         if effects.records.len() > before && !is_noted {
             self.unsynced.push_back((effects.token, id));
+        }
+        self.send_by_others(sent, effects);
+    }
+
+    /// Of what is sent from `at` on: consents go by way of the system group's members, too. This node may be alive by them,
+    /// and so hold masterships, without being heard by those to whom it leaves them.
+    fn send_by_others(&self, at: usize, effects: &mut Effects) {
+        let Some(system) = self.groups.get(&GroupId::SYSTEM) else { return };
+        for index in at..effects.sends.len() {
+            let (taker, group, message @ Message::Consent { .. }) = &effects.sends[index] else { continue };
+            let (taker, group, message) = (*taker, *group, message.clone());
+            let others = system.agreed().members.iter().filter(|node| ![self.process.node, taker].contains(node));
+            effects.sends.extend(others.map(|node| (*node, group, message.clone())));
         }
     }
 
@@ -174,8 +210,18 @@ impl Node {
     }
 
     fn propose(&mut self, record: &system::Record, now: Instant, effects: &mut Effects) {
+        if self.is_on_its_way(record) {
+            return;
+        }
         let entry = record.encode().into();
         self.step_group(GroupId::SYSTEM, now, Input::Forward { entry }, effects);
+    }
+
+    /// Whether this node leads the system group, and is about to decide what makes this stale. Nodes repeat what is not decided;
+    /// where that takes long, what they repeat would be in the way of all else.
+    fn is_on_its_way(&self, record: &system::Record) -> bool {
+        let (Some(system), Some(rivals)) = (self.groups.get(&GroupId::SYSTEM), record.rivals()) else { return false };
+        system.on_its_way().any(|entry| entry.starts_with(&rivals))
     }
 
     /// The events from `at` on: what the system group decided is applied, and told to all others.
@@ -241,10 +287,13 @@ impl Node {
         self.told = Some(news);
     }
 
-    /// When the next [`NodeInput::Tick`] is due, which is `now` if it is already. One before does nothing. To be asked after
-    /// each step, as that may change it.
+    /// When the next [`NodeInput::Tick`] is due, which is `now` if it is already; `None` if only other inputs make a difference.
+    /// One before does nothing. To be asked after each step, as that may change it.
     #[must_use]
     pub fn next_tick(&self, now: Instant) -> Option<Instant> {
+        if self.has_stopped {
+            return None;
+        }
         let of_groups = self.due.values().copied().min();
         let of_node = self.liveness.next_tick(self.masters_system(now), &self.options);
         [of_groups, of_node, self.moves_tick(now)].into_iter().flatten().min().map(|at| at.max(now))

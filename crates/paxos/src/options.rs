@@ -66,6 +66,18 @@ impl Default for Options {
 }
 
 impl Options {
+    /// # Panics
+    /// If nothing could be decided, or no lease could be relied on, with these.
+    pub(crate) fn check(&self) {
+        let room = [self.window_slots, self.window_bytes, self.batch_entries, self.chunk_bytes];
+        assert!(room.iter().all(|room| *room > 0), "a window, a batch and a chunk have room for something");
+        assert!(
+            !self.lease.is_zero() && !self.resend.is_zero(),
+            "a lease and the time between two questions are not zero"
+        );
+        assert!(self.drift_ppm < 1_000_000, "a clock of which another may go twice as fast tells no time");
+    }
+
     /// So long on one clock is at least `duration` on any other.
     #[must_use]
     pub fn stretched(&self, duration: Duration) -> Duration {
@@ -82,5 +94,29 @@ impl Options {
         let micros = u128::from(self.drift_ppm) * duration.as_micros() / 1_000_000;
         // Up, as instants are whole microseconds, on both clocks.
         Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX).saturating_add(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_with_which_nothing_goes_on_are_refused() {
+        Options::default().check();
+        let wrong: [fn(&mut Options); 7] = [
+            |options| options.window_slots = 0,
+            |options| options.window_bytes = 0,
+            |options| options.batch_entries = 0,
+            |options| options.chunk_bytes = 0,
+            |options| options.lease = Duration::ZERO,
+            |options| options.resend = Duration::ZERO,
+            |options| options.drift_ppm = 1_000_000,
+        ];
+        for (index, change) in wrong.into_iter().enumerate() {
+            let mut options = Options::default();
+            change(&mut options);
+            assert!(std::panic::catch_unwind(|| options.check()).is_err(), "{index}");
+        }
     }
 }

@@ -21,6 +21,8 @@ pub enum Defence {
 pub enum Mutant {
     /// An acceptor's promise is not made durable.
     ForgetsPromise,
+    /// A candidate leads by a ballot that its own disk may not have.
+    LeadsBeforeSync,
     /// A vote counts before it is durable.
     VotesBeforeSync,
     /// A follower votes for entries whose predecessors it does not have.
@@ -63,6 +65,8 @@ pub enum Mutant {
     TwoMoveTokens,
     /// Another's token is taken over without waiting for what its holder may have begun.
     TakesTokenAtOnce,
+    /// Orders count from when they come, and not from when they were asked for.
+    OrdersFromArrival,
     /// A node whose lease may still run is decided to be gone.
     ExpiresEarly,
     /// What comes after a failed sync is taken to be durable once a later one succeeds.
@@ -71,8 +75,9 @@ pub enum Mutant {
 
 #[cfg(feature = "mutants")]
 impl Mutant {
-    pub const ALL: [Mutant; 24] = [
+    pub const ALL: [Mutant; 26] = [
         Mutant::ForgetsPromise,
+        Mutant::LeadsBeforeSync,
         Mutant::VotesBeforeSync,
         Mutant::VotesWithGap,
         Mutant::MergesIntoStaleAccept,
@@ -94,6 +99,7 @@ impl Mutant {
         Mutant::LivesOn,
         Mutant::TwoMoveTokens,
         Mutant::TakesTokenAtOnce,
+        Mutant::OrdersFromArrival,
         Mutant::ExpiresEarly,
         Mutant::OutlivesFailedSync,
     ];

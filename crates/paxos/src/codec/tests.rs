@@ -130,7 +130,8 @@ fn agreed() -> Agreed {
 
 fn entries() -> Vec<Entry> {
     let tenure = tenure();
-    let wish = |claim| Value::BeMaster(BeMaster { node: NodeId(2), liveness: 11, claim });
+    let members = || Arc::from([NodeId(1), NodeId(2)]);
+    let wish = |claim| Value::BeMaster(BeMaster { node: NodeId(2), liveness: 11, claim, members: members() });
     let batch = vec![Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(b"three")];
     let values = [
         Value::Noop,
@@ -241,11 +242,9 @@ fn any_entries() -> impl Strategy<Value = Vec<Entry>> {
     let value = prop_oneof![
         Just(Value::Noop),
         vec(any_bytes(), 0..4).prop_map(|batch| Value::Data(batch.into())),
-        (any_node(), any_number(), claim).prop_map(|(node, liveness, claim)| Value::BeMaster(BeMaster {
-            node,
-            liveness,
-            claim
-        })),
+        (any_node(), any_number(), claim, any_members()).prop_map(|(node, liveness, claim, members)| {
+            Value::BeMaster(BeMaster { node, liveness, claim, members })
+        }),
         (any_tenure(), any_node(), any_duration()).prop_map(|(tenure, to, remaining)| Value::Shorten(Shorten {
             tenure,
             to,

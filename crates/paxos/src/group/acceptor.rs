@@ -53,7 +53,7 @@ impl Group {
         if let Role::Follower(following) = &mut self.role {
             following.heard = now;
         }
-        if self.tip.mastership.node != Some(self.me) {
+        if !matches!(&self.role, Role::Follower(following) if self.is_rightful(following)) {
             // Who is heard of is in nobody's way.
             self.ambition.since = None;
         }

@@ -1,7 +1,8 @@
 //! Phase 1: once per ballot, for all slots.
 //!
 //! A candidate asks on trial first, so that nobody's promise rises for a ballot that does not come to lead. Of a quorum's logs it
-//! takes the one that is ahead: it has all that may be decided. It pulls what it lacks of that one in parts, and leads.
+//! takes the one that is ahead: it has all that may be decided. It pulls what it lacks of that one in parts, and leads, once its
+//! own promise is durable.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -58,6 +59,7 @@ impl Group {
     pub(super) fn consider(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Follower(following) = &self.role else { return };
         let is_led = self.is_led_until(following).is_some_and(|until| now < until);
+        let is_rightful = self.is_rightful(following);
         // It is an acceptor, too.
         let is_allowed = |over: Over| self.tip.has(self.me) && self.may_promise(self.me, over, now);
         let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
@@ -65,8 +67,7 @@ impl Group {
             // Nobody else may, and who leads waits for it.
             return self.campaign(taking, false, now, effects);
         }
-        // Whose log says that it is master is the only one who may, unless who leads has another log.
-        let taking = taking.filter(|_| !is_led || self.tip.mastership.node == Some(self.me));
+        let taking = taking.filter(|_| !is_led || is_rightful);
         let Some(taking) = taking else {
             self.ambition.since = None;
             return;
@@ -82,6 +83,13 @@ impl Group {
         self.ambition.since = Some(now + self.options.stagger);
     }
 
+    /// Whose log says that it is master is the only one who may be, whoever leads. But a log that does not have yet what who leads
+    /// wrote first may be another.
+    pub(super) fn is_rightful(&self, following: &Following) -> bool {
+        let has_its_first = following.leader.is_none_or(|ballot| self.log.last().ballot >= ballot);
+        self.tip.mastership.node == Some(self.me) && has_its_first
+    }
+
     fn is_led_until(&self, following: &Following) -> Option<Instant> {
         following.leader.map(|_| following.heard + 3 * self.options.resend)
     }
@@ -94,8 +102,8 @@ impl Group {
         let (taken, (_, over)) = self.may_take_from()?;
         let from = taken.max(self.may_promise_from(self.me, over)?);
         let next = self.is_next_from().map(|next| next.max(from));
-        let is_master = self.tip.mastership.node == Some(self.me);
-        let free = self.is_led_until(following).filter(|_| !is_master).map_or(from, |until| until.max(from));
+        let is_rightful = self.is_rightful(following);
+        let free = self.is_led_until(following).filter(|_| !is_rightful).map_or(from, |until| until.max(from));
         // The first tick from then on notes it.
         let free = self.ambition.since.map_or(free, |since| free.max(since + self.stagger()));
         Some(next.map_or(free, |next| next.min(free)))
@@ -222,6 +230,9 @@ impl Group {
         }
         if candidacy.is_trial || self.promise_synced {
             candidacy.promises.insert(self.me, own);
+        } else if !self.options.deviation.is(Mutant::LeadsBeforeSync) {
+            // Started anew without it, this node would lead by the same ballot again, and propose something else.
+            return;
         }
         let promises = candidacy.promises.iter().filter(|(node, _)| self.tip.has(**node));
         if promises.clone().count() < self.tip.quorum() {

@@ -52,7 +52,7 @@ struct Peer {
     sent: Instant,
     /// Since when nothing came of what it was sent.
     since: Instant,
-    /// When it began with a snapshot, or had more of it.
+    /// When it had more of the log, or began with a snapshot, or had more of that.
     got_on: Instant,
     /// Of what is decided.
     told: Slot,
@@ -124,7 +124,7 @@ impl Peer {
 
     fn has(&mut self, slot: Slot, now: Instant) {
         if slot > self.matched {
-            self.since = now;
+            (self.since, self.got_on) = (now, now);
         }
         self.matched = self.matched.max(slot);
         self.start = self.start.max(slot);
@@ -178,6 +178,16 @@ impl Group {
         leading.waiting_bytes += entry.len();
         leading.waiting.push_back((id, entry));
         Ok(())
+    }
+
+    /// As who leads: the application's entries that are not decided.
+    pub(crate) fn on_its_way(&self) -> impl Iterator<Item = &Bytes> {
+        let leading = if let Role::Leader(leading) = &self.role { Some(leading) } else { None };
+        let undecided = leading.into_iter().flat_map(|_| self.log.iter_after(self.decided));
+        let written =
+            undecided.filter_map(|entry| if let Value::Data(batch) = &entry.value { Some(batch) } else { None });
+        let waiting = leading.into_iter().flat_map(|leading| leading.waiting.iter().map(|(_, entry)| entry));
+        written.flat_map(|batch| batch.iter()).chain(waiting)
     }
 
     pub(super) fn refuse_waiting(&mut self, why: Refusal, effects: &mut Effects) {
@@ -331,8 +341,8 @@ impl Group {
         of_peers.chain([stuck, goes]).flatten().min()
     }
 
-    /// When nothing will have been decided for so long that another should try. A member that gets the snapshot may be who
-    /// is missing.
+    /// When nothing will have been decided for so long that another should try. A member that gets on with the snapshot, or the
+    /// log, may be who is missing.
     fn is_stuck_from(&self, leading: &Leading) -> Instant {
         let members = self.tip.members.iter().filter_map(|member| leading.peers.get(member));
         let got_on = members.map(|peer| peer.got_on).max();

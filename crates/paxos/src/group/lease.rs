@@ -107,7 +107,10 @@ impl Group {
         }
         let by_decision = self.lease.until.filter(|(tenure, _)| *tenure == mastership.tenure).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
-        let by_node = (mastership.liveness > 0 && mastership.liveness == liveness).then_some(until);
+        // Who has that it is master anew, decided or not, judges by that. (What shortens its lease caps it.)
+        let tip = &self.tip.mastership;
+        let is_told = tip.tenure == mastership.tenure || tip.liveness == liveness;
+        let by_node = (liveness > 0 && mastership.liveness == liveness && is_told).then_some(until);
         let until = by_decision.max(by_node)?;
         let cap = self.lease.cap.filter(|(tenure, _)| *tenure == mastership.tenure);
         Some(cap.map_or(until, |(_, cap)| cap.min(until)))
@@ -203,7 +206,8 @@ impl Group {
     pub(super) fn wish(&mut self, claim: Claim, now: Instant, effects: &mut Effects) {
         let (liveness, until) = self.lease.of_node;
         let liveness = if until > now { liveness } else { 0 };
-        let slot = self.propose(Value::BeMaster(BeMaster { node: self.me, liveness, claim }), now, effects);
+        let wish = BeMaster { node: self.me, liveness, claim, members: self.tip.members.clone() };
+        let slot = self.propose(Value::BeMaster(wish), now, effects);
         if let Role::Leader(leading) = &mut self.role {
             leading.wish = Some(slot);
         }
@@ -325,13 +329,12 @@ impl Group {
         if self.lease.consent == Some(tenure) {
             return Some((AT_ONCE, (Claim::Consent { tenure }, Over::Consent { tenure })));
         }
-        let over = match tip.liveness {
+        let over = match self.lease.expired.get(&master).copied().unwrap_or_default() {
             _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => Over::Waited,
+            expired if expired < tip.liveness => return None,
             0 => Over::Waited,
-            liveness => {
-                let expired = self.lease.expired.get(&master).copied().unwrap_or_default();
-                (expired >= liveness).then_some(Over::Expired { node: master, liveness: expired })?
-            }
+            // Acceptors that are behind may know an earlier mastership of it, by its liveness.
+            expired => Over::Expired { node: master, liveness: expired },
         };
         let waited = if self.options.deviation.log_defends() { self.has_waited_from() } else { AT_ONCE };
         let named = self.is_named_from(self.me).unwrap_or(waited);
@@ -383,16 +386,15 @@ impl Group {
             // That mastership is nobody's, and all before it were over when a quorum promised its ballot.
             return Some(AT_ONCE);
         }
-        let is_over = match over {
+        let told = match over {
             Over::Consent { tenure } if tip.tenure.epoch < tenure.epoch || tip.tenure == tenure => {
                 return Some(AT_ONCE);
             }
-            Over::Expired { node, liveness } if node == master => liveness >= tip.liveness,
-            Over::Waited | Over::Expired { .. } | Over::Consent { .. } => {
-                self.lease.expired.get(&master).copied().unwrap_or_default() >= tip.liveness
-            }
+            Over::Expired { node, liveness } if node == master => liveness,
+            Over::Waited | Over::Expired { .. } | Over::Consent { .. } => 0,
         };
-        let is_over = is_over || self.options.deviation.is(Mutant::TakesFromTheLiving);
+        let known = self.lease.expired.get(&master).copied().unwrap_or_default();
+        let is_over = known.max(told) >= tip.liveness || self.options.deviation.is(Mutant::TakesFromTheLiving);
         let waited = is_over.then(|| self.has_waited_from());
         [self.is_named_from(to), waited].into_iter().flatten().min()
     }

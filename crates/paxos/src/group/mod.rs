@@ -103,7 +103,7 @@ impl Group {
     /// What is known to be decided is told anew, by effects.
     ///
     /// # Panics
-    /// If records are missing before one that is there.
+    /// If records are missing before one that is there, or if nothing could be decided with these options.
     pub fn start(
         (me, id): (NodeId, GroupId),
         options: Arc<Options>,
@@ -112,6 +112,7 @@ impl Group {
         now: Instant,
         effects: &mut Effects,
     ) -> Group {
+        options.check();
         let founded = Agreed::new(founders);
         let mut group = Group {
             me,
@@ -188,7 +189,6 @@ impl Group {
         match input {
             Input::Message { from, message } => self.hear(from, message, now, effects),
             Input::Persisted(token) => self.persisted(token, now, effects),
-            Input::StorageFailed if self.options.deviation.is(Mutant::OutlivesFailedSync) => {}
             Input::StorageFailed => {
                 self.has_stopped = true;
                 return self.step_down(effects);

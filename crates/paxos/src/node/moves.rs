@@ -14,12 +14,13 @@ use crate::ids::{GroupId, Instant, NodeId, Tenure};
 use crate::message::{Message, Orders, Report, Serving};
 use crate::mover::{self, Action, Facts, Move, Mover, View};
 use crate::options::Options;
+use crate::simulation::Mutant;
 use crate::system::{Fence, Preparation, Record, Scheme, Step};
 
 #[derive(Debug)]
 pub(super) struct Moves {
     mover: Mover,
-    /// When that was asked last.
+    /// When that was asked last because it was time to.
     asked_at: Instant,
     /// What nodes told last, this one among them, and when that came.
     reports: BTreeMap<NodeId, (Report, Instant)>,
@@ -47,9 +48,8 @@ impl Moves {
     /// # Panics
     /// A token could be taken over while what its holder ordered may be under way.
     pub(super) fn new(options: &Options) -> Self {
-        let mover::Options { wait, lease, prepare_within, handover_within, lease_within, .. } = options.mover;
-        let longest = prepare_within.max(handover_within).max(lease_within);
-        assert!(wait >= options.stretched(lease + longest), "a token is waited for as long as its holder may act");
+        let in_flight = options.stretched(options.mover.in_flight());
+        assert!(options.mover.wait >= in_flight, "a token is waited for as long as its holder may act");
         Moves {
             mover: Mover::new(options.mover, options.deviation),
             asked_at: Instant::default(),
@@ -102,9 +102,6 @@ impl Node {
         }
         if self.asks_mover_at(now).is_some_and(|at| now >= at) {
             self.ask_mover(mover::Input::Tick, now, effects);
-            for record in self.misplaced(now) {
-                self.propose(&record, now, effects);
-            }
         }
     }
 
@@ -125,7 +122,8 @@ impl Node {
 
     /// On the system group's master alone: all others ask when there is news.
     fn asks_mover_at(&self, now: Instant) -> Option<Instant> {
-        self.masters_system(now).then(|| self.moves.asked_at + self.options.resend / 2)
+        let asks = self.told.is_some() && self.masters_system(now);
+        asks.then(|| self.moves.asked_at + self.options.resend / 2)
     }
 
     /// What has to be said is said with the next tick.
@@ -166,7 +164,7 @@ impl Node {
     pub(super) fn ask_mover(&mut self, input: mover::Input, now: Instant, effects: &mut Effects) {
         let masters_system = self.masters_system(now);
         let Some((liveness, _)) = self.told.as_ref().map(|told| told.lease) else { return };
-        self.moves.asked_at = now;
+        let is_due = self.asks_mover_at(now).is_some_and(|at| now >= at);
         let (reachable, groups) =
             if masters_system { self.moves.facts(now, &self.options) } else { Default::default() };
         let view = View {
@@ -187,6 +185,12 @@ impl Node {
         if let Some((of, step, until)) = self.begun_for(self.process.node, now) {
             self.obey(Obeyed { of, step, until }, now, effects);
         }
+        if is_due {
+            self.moves.asked_at = now;
+            for record in self.misplaced(groups) {
+                self.propose(&record, now, effects);
+            }
+        }
     }
 
     /// What the mover has begun that this node has a part in, and until when.
@@ -200,8 +204,7 @@ impl Node {
     }
 
     /// What the system group does not know yet of who is a member of which paxos group.
-    fn misplaced(&mut self, now: Instant) -> Vec<Record> {
-        let (_, groups) = self.moves.facts(now, &self.options);
+    fn misplaced(&self, groups: BTreeMap<GroupId, Facts>) -> Vec<Record> {
         let system = self.liveness.system();
         let placed = groups.into_iter().map(|(group, facts)| (group, facts.lag.into_keys().collect::<Vec<_>>()));
         let is_news = |(group, replicas): &(GroupId, Vec<NodeId>)| {
@@ -216,7 +219,8 @@ impl Node {
         if process != self.process.incarnation {
             return;
         }
-        self.obey(Obeyed { of, step, until: stamp + self.options.shrunk(within) }, now, effects);
+        let from = if self.options.deviation.is(Mutant::OrdersFromArrival) { now } else { stamp };
+        self.obey(Obeyed { of, step, until: from + self.options.shrunk(within) }, now, effects);
     }
 
     fn obey(&mut self, orders: Obeyed, now: Instant, effects: &mut Effects) {

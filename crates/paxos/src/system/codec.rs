@@ -61,6 +61,20 @@ impl Record {
         writer.0
     }
 
+    /// How all records begin of which the first that is decided makes this one stale: the same, with another stamp.
+    pub(crate) fn rivals(&self) -> Option<Vec<u8>> {
+        let mut writer = Writer(vec![VERSION]);
+        match self {
+            Record::Join { node, liveness, incarnation, .. } => {
+                writer.kind(5).node(*node).number(*liveness).number(*incarnation)
+            }
+            Record::Alive { node, liveness, last, .. } => writer.kind(6).node(*node).number(*liveness).number(last.0),
+            Record::Expire { .. } => return Some(self.encode()),
+            _ => return None,
+        };
+        Some(writer.0)
+    }
+
     /// # Errors
     /// The bytes are none that [`Record::encode`] of this version gives.
     pub fn decode(bytes: &[u8]) -> Result<Record, DecodeError> {

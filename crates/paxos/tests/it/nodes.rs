@@ -8,7 +8,8 @@ use std::time::Duration;
 use expect_test::{Expect, expect};
 use paxos::system::{Record as Change, Scheme};
 use paxos::{
-    Effects, Event, GroupId, Input, Instant, Message, Node, NodeId, NodeInput, Options, Process, Record, Token,
+    Effects, Event, GroupId, Input, Instant, Message, Node, NodeId, NodeInput, Options, Process, ProposalId, Record,
+    Slot, Token,
 };
 
 const NODES: u32 = 3;
@@ -22,6 +23,8 @@ struct Cluster {
     groups: Vec<(GroupId, Vec<NodeId>)>,
     nodes: BTreeMap<NodeId, Seat>,
     wire: Vec<Letter>,
+    /// Pairs of nodes that do not hear each other.
+    cut: BTreeSet<(NodeId, NodeId)>,
     /// So long messages with orders take.
     orders_take: Duration,
     /// Whose application never is prepared.
@@ -38,22 +41,31 @@ struct Seat {
 
 impl Cluster {
     fn new(groups: u32, options: Options) -> Cluster {
-        let founders: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
+        Cluster::of(vec![(1..=NODES).collect(); 1 + groups as usize], options)
+    }
+
+    /// The members of each paxos group, the system group's first.
+    fn of(groups: Vec<Vec<u32>>, options: Options) -> Cluster {
+        let groups = (0..).map(GroupId).zip(groups);
+        let groups: Vec<(_, Vec<_>)> =
+            groups.map(|(id, nodes)| (id, nodes.into_iter().map(NodeId).collect())).collect();
+        let nodes: BTreeSet<NodeId> = groups.iter().flat_map(|(_, nodes)| nodes.clone()).collect();
         let seat = || Seat { node: None, effects: Effects::default(), records: Vec::new(), starts: 0 };
         let mut cluster = Cluster {
             now: Instant(1_000_000),
             options: Arc::new(options),
-            groups: (0..=groups).map(|group| (GroupId(group), founders.clone())).collect(),
-            nodes: founders.iter().map(|node| (*node, seat())).collect(),
+            groups,
+            nodes: nodes.iter().map(|node| (*node, seat())).collect(),
             wire: Vec::new(),
+            cut: BTreeSet::new(),
             orders_take: Duration::from_millis(1),
             idle: BTreeSet::new(),
             told: String::new(),
         };
-        founders.iter().for_each(|node| cluster.start(*node));
+        nodes.iter().for_each(|node| cluster.start(*node));
         // A lease is waited for at first, as somebody may have been master.
         cluster.run(7_000);
-        for node in founders {
+        for node in nodes {
             cluster.change(&Change::Node { node, capacity: 1 });
         }
         cluster.run(200);
@@ -66,7 +78,11 @@ impl Cluster {
         seat.starts += 1;
         let process = Process { node: id, incarnation: 1000 * u64::from(id.0) + seat.starts };
         let records = seat.records.clone();
-        seat.node = Some(Node::start(process, &self.options, &self.groups, records, self.now, &mut seat.effects));
+        let founders = |(group, nodes): &(GroupId, Vec<NodeId>)| {
+            (*group, if nodes.contains(&id) { nodes.clone() } else { Vec::new() })
+        };
+        let groups: Vec<_> = self.groups.iter().map(founders).collect();
+        seat.node = Some(Node::start(process, &self.options, &groups, records, self.now, &mut seat.effects));
         self.collect(id);
     }
 
@@ -109,7 +125,9 @@ impl Cluster {
         let at = self.now + Duration::from_millis(1);
         for (to, group, message) in std::mem::take(&mut seat.effects.sends) {
             let at = if matches!(message, Message::Orders(_)) { self.now + self.orders_take } else { at };
-            self.wire.push((at, id, to, group, message));
+            if !self.cut.contains(&(id.min(to), id.max(to))) {
+                self.wire.push((at, id, to, group, message));
+            }
         }
         for (group, event) in std::mem::take(&mut seat.effects.events) {
             self.hear(id, group, event);
@@ -128,6 +146,7 @@ impl Cluster {
                 }
             }
             Event::Serves { tenure } => self.tell(&format!("{id} serves {group} as {}", tenure.epoch)),
+            Event::Refused { why, .. } => self.tell(&format!("{id} refuses: {why}")),
             _ => {}
         }
     }
@@ -210,12 +229,12 @@ fn a_drained_node_is_left_by_one_master_after_the_other() {
     cluster.run(8_000);
     cluster.check(&expect![[r#"
         masters n2 n2 n3 n3 n1 n1
-        20.717 n1 prepares g5 for n2: SyncOffsets
-        20.725 n1 prepares g5 for n2: TellProducers
-        20.739 n2 serves g5 as e3
-        22.067 n1 prepares g6 for n3: SyncOffsets
-        22.075 n1 prepares g6 for n3: TellProducers
-        22.088 n3 serves g6 as e3
+        20.309 n1 prepares g5 for n2: SyncOffsets
+        20.317 n1 prepares g5 for n2: TellProducers
+        20.331 n2 serves g5 as e3
+        21.709 n1 prepares g6 for n3: SyncOffsets
+        21.717 n1 prepares g6 for n3: TellProducers
+        21.730 n3 serves g6 as e3
         masters n2 n2 n3 n3 n2 n3
     "#]]);
 }
@@ -226,17 +245,17 @@ fn a_node_that_was_drained_gets_masters_again() {
     let node = drain(&mut cluster);
     cluster.run(5_000);
     cluster.check(&expect![[r#"
-        23.809 n1 prepares g1 for n2: SyncOffsets
-        23.817 n1 prepares g1 for n2: TellProducers
-        23.831 n2 serves g1 as e4
+        23.309 n1 prepares g1 for n2: SyncOffsets
+        23.317 n1 prepares g1 for n2: TellProducers
+        23.331 n2 serves g1 as e4
         masters n2 n2 n3
     "#]]);
     cluster.change(&Change::Drain { node, draining: false });
     cluster.run(5_000);
     cluster.check(&expect![[r#"
-        28.309 n2 prepares g1 for n1: SyncOffsets
-        28.317 n2 prepares g1 for n1: TellProducers
-        28.331 n1 serves g1 as e5
+        28.709 n2 prepares g1 for n1: SyncOffsets
+        28.717 n2 prepares g1 for n1: TellProducers
+        28.731 n1 serves g1 as e5
         masters n1 n2 n3
     "#]]);
 }
@@ -247,18 +266,18 @@ fn a_lease_is_cut_short_or_waited_for_where_that_is_wanted() {
         (
             Scheme::Shorten,
             expect![[r#"
-                23.309 n1 prepares g1 for n2: SyncOffsets
-                23.317 n1 prepares g1 for n2: TellProducers
-                23.831 n2 serves g1 as e4
+                23.809 n1 prepares g1 for n2: SyncOffsets
+                23.817 n1 prepares g1 for n2: TellProducers
+                24.331 n2 serves g1 as e4
                 masters n2 n2 n3
             "#]],
         ),
         (
             Scheme::Wait,
             expect![[r#"
-                23.609 n1 prepares g1 for n2: SyncOffsets
-                23.617 n1 prepares g1 for n2: TellProducers
-                28.636 n2 serves g1 as e4
+                23.309 n1 prepares g1 for n2: SyncOffsets
+                23.317 n1 prepares g1 for n2: TellProducers
+                28.336 n2 serves g1 as e4
                 masters n2 n2 n3
             "#]],
         ),
@@ -279,8 +298,8 @@ fn what_is_never_prepared_stays() {
     cluster.idle.insert(node);
     cluster.run(45_000);
     cluster.check(&expect![[r#"
-        23.809 n1 prepares g1 for n2: SyncOffsets
-        59.017 n1 prepares g1 for n2: SyncOffsets
+        23.309 n1 prepares g1 for n2: SyncOffsets
+        58.509 n1 prepares g1 for n2: SyncOffsets
         masters n1 n2 n3
     "#]]);
 }
@@ -308,16 +327,87 @@ fn a_move_whose_holder_is_gone_is_taken_over_by_the_next_one() {
     cluster.idle.clear();
     cluster.run(25_000);
     cluster.check(&expect![[r#"
-        23.809 n1 prepares g1 for n2: SyncOffsets
+        23.309 n1 prepares g1 for n2: SyncOffsets
         25.200 n3 is gone
-        29.284 n1 serves g0 as e2
-        29.706 n1 serves g3 as e3
-        49.810 n1 prepares g1 for n2: SyncOffsets
-        49.812 n1 prepares g1 for n2: TellProducers
-        49.821 n2 serves g1 as e4
-        51.160 n1 prepares g3 for n2: SyncOffsets
-        51.162 n1 prepares g3 for n2: TellProducers
-        51.171 n2 serves g3 as e4
+        30.028 n1 serves g0 as e2
+        30.450 n1 serves g3 as e3
+        51.030 n1 prepares g1 for n2: SyncOffsets
+        51.032 n1 prepares g1 for n2: TellProducers
+        51.041 n2 serves g1 as e4
+        52.430 n1 prepares g3 for n2: SyncOffsets
+        52.432 n1 prepares g3 for n2: TellProducers
+        52.441 n2 serves g3 as e4
         masters n2 n2 n2
     "#]]);
+}
+
+#[test]
+fn a_node_whose_storage_failed_refuses_what_is_proposed_and_does_nothing_else() {
+    let mut cluster = spread(Options::default());
+    let failed = drain(&mut cluster);
+    cluster.run(110);
+    cluster.step(failed, NodeInput::StorageFailed);
+    let records = cluster.nodes[&failed].records.len();
+    cluster.tell(&format!("{failed} has no storage"));
+    // What it said before arrives.
+    cluster.run(2);
+    for _ in 0..10_000 {
+        cluster.run(1);
+        assert!(cluster.wire.iter().all(|(_, from, ..)| *from != failed), "{:?}", cluster.wire);
+    }
+    let id = ProposalId(1);
+    cluster.step(failed, NodeInput::Group { group: GroupId(1), input: Input::Propose { id, entry: "x".into() } });
+    let seat = &cluster.nodes[&failed];
+    assert_eq!((seat.node.as_ref().unwrap().next_tick(cluster.now), seat.records.len()), (None, records));
+    cluster.check(&expect![[r#"
+        23.309 n1 prepares g1 for n2: SyncOffsets
+        23.310 n1 has no storage
+        28.026 n3 serves g1 as e4
+        33.312 n1 refuses: another node is master, as far as this one knows: None
+        masters n3 n2 n3
+    "#]]);
+}
+
+/// It is alive by a node of the system group that hears it, and cannot reach those to whom it leaves its paxos group.
+#[test]
+fn a_master_that_reaches_one_node_alone_leaves_its_group_by_way_of_that_one() {
+    let mut cluster = Cluster::of(vec![vec![1, 2, 3], vec![1, 3, 4]], Options::default());
+    cluster.run(10_000);
+    let master = NodeId(3);
+    assert_eq!([GroupId::SYSTEM, GroupId(1)].map(|group| cluster.master(group)), [Some(master); 2]);
+    cluster.told.clear();
+    cluster.cut.extend([(NodeId(1), master), (master, NodeId(4))]);
+    let propose = Input::Propose { id: ProposalId(1), entry: "x".into() };
+    cluster.step(master, NodeInput::Group { group: GroupId(1), input: propose });
+    cluster.run(10_000);
+    cluster.check(&expect![[r#"
+        19.806 n4 serves g1 as e3
+        masters n4
+    "#]]);
+}
+
+#[test]
+fn what_is_on_its_way_to_the_system_group_is_not_written_again_and_no_garbage_is() {
+    let mut cluster = spread(Options::default());
+    let master = cluster.master(GroupId::SYSTEM).unwrap();
+    let last =
+        |cluster: &Cluster| cluster.nodes[&master].node.as_ref().unwrap().group(GroupId::SYSTEM).unwrap().last().slot;
+    let hear = |cluster: &mut Cluster, entry: Vec<u8>| {
+        let message = Message::Forward { entry: entry.into() };
+        cluster.step(master, NodeInput::Message { from: NodeId(1), group: GroupId::SYSTEM, message });
+    };
+    let before = last(&cluster).0;
+    for stamp in 1..5 {
+        let renewal = Change::Alive { node: NodeId(1), liveness: 7, last: Slot(99), stamp: Instant(stamp) };
+        hear(&mut cluster, renewal.encode());
+    }
+    assert_eq!(last(&cluster).0, before + 1);
+    let drain = |draining| Change::Drain { node: NodeId(1), draining }.encode();
+    for draining in [true, false, true] {
+        hear(&mut cluster, drain(draining));
+        cluster.run(10);
+    }
+    hear(&mut cluster, b"no record".to_vec());
+    cluster.run(10);
+    assert_eq!(last(&cluster).0, before + 4);
 }

@@ -83,7 +83,8 @@ impl Liar {
                         1 => Claim::Own { tenure },
                         _ => Claim::Consent { tenure },
                     };
-                    Value::BeMaster(BeMaster { node: self.node(), liveness: self.below(3), claim })
+                    let (node, liveness, members) = (self.node(), self.below(3), self.members());
+                    Value::BeMaster(BeMaster { node, liveness, claim, members })
                 }
                 3 => Value::Shorten(Shorten { tenure, to: self.node(), remaining: self.duration() }),
                 4 => Value::Members(self.members()),
