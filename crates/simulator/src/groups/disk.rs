@@ -151,10 +151,11 @@ impl Disk {
         }
         // What lies behind the first damage may say that more was durable.
         let after = (end..(self.bytes.len() + 1).saturating_sub(HEADER)).filter(|at| is_whole(&self.bytes[*at..]));
-        known = after.map(|at| known_of(&self.bytes[at..])).fold(known, usize::max);
-        if end < known {
+        let promised = after.map(|at| known_of(&self.bytes[at..])).fold(known, usize::max);
+        if end < promised {
             return Err(Damaged);
         }
+        // What is cut says nothing any more.
         self.bytes.truncate(end);
         (self.synced, self.known, self.hole) = (end, known, None);
         Ok(records)

@@ -71,9 +71,13 @@ pub struct Knobs {
     pub loss: f64,
     pub doubling: f64,
     pub tail: f64,
+    /// As `tail`, of what orders a node to take part in a move.
+    pub late_orders: f64,
     pub ambush: f64,
     /// Whether one master after the other is cut off, while all else is well.
     pub hunts: bool,
+    /// Whether every other trouble is that a master is to be moved.
+    pub moves: bool,
     /// By how much a clock's rate may differ from the true one, in millionths. The half of what the program is told.
     pub drift_ppm: u32,
     /// Whether clocks may go beyond that: then only the log has to be safe.
@@ -121,7 +125,11 @@ impl Knobs {
         let of = |random: &mut Random, choices: &[u64]| choices[random.index(choices.len())];
         let slowest = of(random, &[500, 2_000, 8_000]);
         let slowest_sync = of(random, &[200, 1_000, 10_000]);
-        let lease = if random.coin() { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
+        let has_system = random.coin();
+        let moves = has_system && random.below(3) == 0;
+        // Where masters are moved, often: with each a lease has to be over.
+        let is_short = random.coin() || moves;
+        let lease = if is_short { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
         // In most runs a slot can be decided before the lease is over that it renews.
         let lease = if random.below(8) == 0 { lease } else { lease + 2 * slowest + 2 * slowest_sync };
         let drift_ppm = u32::try_from(of(random, &[0, 200, 10_000])).expect("it is small");
@@ -154,11 +162,14 @@ impl Knobs {
                 },
             },
         };
-        let has_system = random.coin();
         let options = Options { mover: draw_mover(random, &options), report: 2 * options.resend, ..options };
         Knobs {
             seed,
-            steps: 2_000 + random.below(1_000) + if random.below(8) == 0 { 10_000 } else { 0 },
+            // Moves begin late: the system group has to have a master first.
+            steps: 2_000
+                + random.below(1_000)
+                + if moves { 4_000 } else { 0 }
+                + if random.below(8) == 0 { 10_000 } else { 0 },
             nodes: if random.below(3) == 0 { 5 } else { 3 },
             groups: u32::try_from(1 + random.below(if has_system { 4 } else { 2 })).expect("it is small"),
             has_system,
@@ -169,14 +180,16 @@ impl Knobs {
             trouble: of(random, &[3_000, 10_000, 40_000]),
             loss: [0.0, 0.01, 0.1][random.index(3)],
             doubling: [0.0, 0.02, 0.2][random.index(3)],
-            tail: [0.0, 0.01, 0.1][random.index(3)],
+            tail: [0.0, 0.01, 0.1][if moves { 1 + random.index(2) } else { random.index(3) }],
             ambush: [0.0, 0.2, 0.5][random.index(3)],
             hunts: has_system && random.below(4) == 0,
+            moves,
             drift_ppm,
             is_clock_broken: random.below(20) == 0,
             // The log alone keeps nobody from deposing others.
             heals: random.below(4) == 0 && options.deviation.defence != Defence::Log,
             without: 0,
+            late_orders: [0.0, 0.3, 0.8][random.index(3)],
             options,
             mutant,
         }
@@ -193,12 +206,10 @@ fn draw_mover(random: &mut Random, options: &Options) -> mover::Options {
     let lease = times(random, 2);
     let (prepare_within, handover_within) = (times(random, 4), times(random, 3));
     let lease_within = options.lease + times(random, 2);
-    let wait = options.stretched(lease + lease_within.max(prepare_within).max(handover_within));
-    mover::Options {
+    let drawn = mover::Options {
         scheme: [Scheme::Consent, Scheme::Shorten, Scheme::Wait][random.index(3)],
         lag_most: [2, 1_000][random.index(2)],
         lease,
-        wait: wait + Duration::from_micros(1),
         retry: lease / 4,
         prepare_within,
         handover_within,
@@ -208,5 +219,7 @@ fn draw_mover(random: &mut Random, options: &Options) -> mover::Options {
         backoff: times(random, 2),
         backoff_most: options.resend * 8,
         ..mover::Options::default()
-    }
+    };
+    let wait = options.stretched(drawn.in_flight()) + Duration::from_micros(1);
+    mover::Options { wait, ..drawn }
 }

@@ -26,6 +26,11 @@ pub trait Program: Sized {
     /// Of a record that is durable: what it does to the log on the disk.
     fn note(record: &Bytes, shadow: &mut dyn FnMut(GroupId, OnDisk));
 
+    /// Whether a message allows its receiver something for a time.
+    fn is_order(_message: &Self::Message) -> bool {
+        false
+    }
+
     /// What it was ordered, and obeys.
     fn orders(&self, _now: Instant) -> Option<Ordered> {
         None

@@ -1,7 +1,8 @@
 //! Runs seeds, and says how to see a failure again.
 
 use std::fmt;
-use std::io::Write;
+use std::fs::File;
+use std::io::{Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Mutex;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::checks::{Rule, Violation};
 use super::knobs::{Fault, Knobs};
 use super::program::{Incident, Program};
-use super::seat::Core;
+use super::seat::{Core, mix};
 use super::world::World;
 use super::{Mutation, run_core};
 use crate::executor::panic_message;
@@ -118,19 +119,18 @@ const PIECE: u64 = 1_000;
 /// and each piece is added to it.
 ///
 /// # Errors
-/// If the file cannot be read or written; within, the first seed found that fails.
+/// If the file cannot be read or written, or is of a build whose seeds run otherwise; within, the first seed found that
+/// fails.
 pub fn run_pieces(
     (first, seeds): (u64, u64),
     threads: usize,
     state: Option<&Path>,
     told: impl Fn(&Coverage) + Sync,
 ) -> std::io::Result<Result<Coverage, Box<Failure>>> {
-    let known = match state.map(std::fs::read_to_string) {
-        Some(Ok(text)) => text.lines().filter_map(Piece::read).collect(),
-        Some(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-        Some(Err(_)) | None => Vec::<Piece>::new(),
+    let (mut file, known) = match state {
+        Some(path) => open_state(path).map(|(file, known)| (Some(file), known))?,
+        None => (None, Vec::new()),
     };
-    let mut file = state.map(|path| std::fs::OpenOptions::new().create(true).append(true).open(path)).transpose()?;
     let all = (first..first + seeds).step_by(usize::try_from(PIECE).expect("it is small"));
     let pieces = all.map(|start| (start, PIECE.min(first + seeds - start)));
     let (done, open): (Vec<_>, Vec<_>) = pieces.partition(|piece| known.iter().any(|known| known.seeds == *piece));
@@ -173,6 +173,24 @@ pub fn run_pieces(
     })?;
     let (coverage, failure) = total.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     Ok(failure.map_or(Ok(coverage), Err))
+}
+
+/// A line that stands for what seeds come to in this build, and then the pieces that it has run.
+fn open_state(path: &Path) -> std::io::Result<(File, Vec<Piece>)> {
+    let hashes = (0..20).map(|seed| run_core(&Knobs::draw(seed, Mutation::None), false).trace_hash);
+    let build = format!("{:016x}", hashes.fold(0, |all, hash| mix(all ^ hash)));
+    let mut file = File::options().create(true).read(true).append(true).open(path)?;
+    let mut text = String::new();
+    file.read_to_string(&mut text)?;
+    match text.lines().next() {
+        Some(first) if first == build => {}
+        None => writeln!(file, "{build}")?,
+        Some(_) => {
+            let story = format!("{} is of a build whose seeds run otherwise: begin another file", path.display());
+            return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, story));
+        }
+    }
+    Ok((file, text.lines().filter_map(Piece::read).collect()))
 }
 
 fn run_piece((first, count): (u64, u64)) -> (Coverage, Option<Box<Failure>>) {

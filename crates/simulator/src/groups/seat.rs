@@ -105,6 +105,10 @@ impl Program for Core {
         self.collect(out);
     }
 
+    fn is_order((_, message): &Self::Message) -> bool {
+        matches!(message, Message::Orders(_))
+    }
+
     fn orders(&self, now: Instant) -> Option<Ordered> {
         let Obeyed { of, until, .. } = self.node.orders(now)?;
         Some(Ordered { fence: of.fence.0, group: of.group, epoch: of.epoch.0, until })
@@ -118,11 +122,13 @@ impl Program for Core {
             self.collect(out);
         }
         let Some(group) = self.node.group(GroupId::SYSTEM) else { return };
-        if group.serves(now).is_none() || self.node.system().nodes().len() == self.everyone.len() {
+        if group.serves(now).is_none() {
             return;
         }
         self.effects.token = Token(out.token);
-        for node in self.everyone.clone() {
+        let known = self.node.system().nodes();
+        let unknown: Vec<NodeId> = self.everyone.iter().copied().filter(|node| !known.contains_key(node)).collect();
+        for node in unknown {
             let entry = paxos::system::Record::Node { node, capacity: 1 }.encode().into();
             let input = NodeInput::Group { group: GroupId::SYSTEM, input: paxos::Input::Forward { entry } };
             self.node.step(now, input, &mut self.effects);
@@ -143,7 +149,10 @@ impl Program for Core {
 
     fn vow((group, message): &Self::Message) -> Option<(GroupId, Ballot)> {
         match message {
-            Message::Promise { ballot, trial: false, .. } | Message::Accepted { ballot, .. } => Some((*group, *ballot)),
+            // Who leads by a ballot must not do so again, with another log, when it was started anew.
+            Message::Promise { ballot, trial: false, .. }
+            | Message::Accepted { ballot, .. }
+            | Message::Accept { ballot, .. } => Some((*group, *ballot)),
             _ => None,
         }
     }

@@ -7,7 +7,7 @@ use paxos::{GroupId, NodeId};
 use super::checks::{Rule, Violation};
 use super::knobs::Fault;
 use super::program::{Incident, Order, Program};
-use super::world::World;
+use super::world::{Event, World};
 
 impl<P: Program> World<P> {
     pub(super) fn make_trouble(&mut self) -> Result<(), Violation> {
@@ -24,6 +24,7 @@ impl<P: Program> World<P> {
             }
             return Ok(());
         }
+        let fault = if self.knobs.moves && dice.coin() { Fault::Moves } else { fault };
         if !self.knobs.has(fault) {
             return Ok(());
         }
@@ -95,6 +96,63 @@ impl<P: Program> World<P> {
             }
             _ => self.heal_links(),
         }
+    }
+
+    /// When most is under way: who has just come to lead, or to serve.
+    pub(super) fn ambush(&mut self, node: usize, crashes: bool) {
+        if !self.may_ambush() {
+            return;
+        }
+        if crashes {
+            self.crash_soon(node, self.slot());
+        } else {
+            self.isolate(node);
+            if self.random.below(3) == 0 {
+                // All but this one, which has a lease from them, and for less than that.
+                for other in (0..self.nodes.len()).filter(|other| *other != node) {
+                    self.crash_soon(other, 2 * self.knobs.delay.1);
+                }
+            }
+        }
+    }
+
+    /// Whoever makes a move, in the midst of it: another has to go on with that.
+    pub(super) fn ambush_move(&mut self, holder: usize) {
+        if !self.may_ambush() {
+            return;
+        }
+        match self.random.below(4) {
+            0 => self.isolate(holder),
+            1 => self.crash_soon(holder, self.slot()),
+            _ => {
+                let node = self.random.index(self.nodes.len());
+                let after = self.random.below(self.slot());
+                self.schedule(after, Event::Take { node, group: GroupId::SYSTEM });
+            }
+        }
+    }
+
+    /// Soon after a move has begun.
+    fn ambush_later(&mut self, node: usize) {
+        if self.may_ambush() {
+            let after = self.random.below(2 * self.slot());
+            self.schedule(after, Event::Isolate { node });
+        }
+    }
+
+    fn may_ambush(&mut self) -> bool {
+        !self.is_peaceful && self.knobs.has(Fault::Ambushes) && self.random.chance(self.knobs.ambush)
+    }
+
+    /// About how long one takes to be decided.
+    fn slot(&self) -> u64 {
+        2 * self.knobs.delay.1 + self.knobs.sync.1
+    }
+
+    fn crash_soon(&mut self, node: usize, within: u64) {
+        let life = self.nodes[node].life;
+        let after = self.random.below(within);
+        self.schedule(after, Event::Crash { node, life });
     }
 
     pub(super) fn isolate(&mut self, node: usize) {
@@ -211,7 +269,8 @@ impl<P: Program> World<P> {
         // A lease that is over before a slot can be decided may leave nobody master: then deciding is all there is to ask,
         // as it is of the system group, which clients do not write to.
         // What is written waits for the sync that is under way, and then for its own.
-        let can_serve = lease > 2 * self.knobs.delay.1 + 2 * self.knobs.sync.1;
+        // Twice that, so that it serves for about half of the time.
+        let can_serve = lease > 2 * (2 * self.knobs.delay.1 + 2 * self.knobs.sync.1);
         let count = |world: &Self, group: GroupId| match can_serve && group != GroupId::SYSTEM {
             true => world.checks.acknowledgements()[group.0 as usize],
             false => world.checks.count(group.0 as usize),

@@ -46,7 +46,7 @@ pub(super) struct Member<P: Program> {
     /// `None` while it is down, or was never up.
     pub(super) program: Option<P>,
     /// How often it was started; what was meant for an earlier life is nobody's.
-    life: u32,
+    pub(super) life: u32,
     disk: Disk,
     clock: Clock,
     pub(super) is_paused: bool,
@@ -66,7 +66,7 @@ impl<P: Program> Member<P> {
 }
 
 #[derive(Clone, Debug)]
-enum Event<M> {
+pub(super) enum Event<M> {
     Deliver { from: usize, to: usize, message: M },
     Synced { node: usize, life: u32, fails: bool },
     Tick { node: usize, life: u32 },
@@ -76,6 +76,7 @@ enum Event<M> {
     Restart { node: usize },
     Crash { node: usize, life: u32 },
     Isolate { node: usize },
+    Take { node: usize, group: GroupId },
 }
 
 impl<P: Program> World<P> {
@@ -198,11 +199,13 @@ impl<P: Program> World<P> {
             }
             Event::Crash { .. } => {}
             Event::Isolate { node } => self.isolate(node),
+            Event::Take { node, group } if !self.is_peaceful => return self.order(node, group, Order::Take),
+            Event::Take { .. } => {}
         }
         Ok(())
     }
 
-    fn schedule(&mut self, after: u64, event: Event<P::Message>) {
+    pub(super) fn schedule(&mut self, after: u64, event: Event<P::Message>) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.events.push(None);
             self.events.len() - 1
@@ -210,42 +213,6 @@ impl<P: Program> World<P> {
         self.events[index] = Some(event);
         self.sequence += 1;
         self.queue.push(Reverse((self.now + after, self.sequence, index)));
-    }
-
-    /// When most is under way.
-    fn ambush(&mut self, node: usize, crashes: bool) {
-        if self.is_peaceful || !self.knobs.has(Fault::Ambushes) || !self.random.chance(self.knobs.ambush) {
-            return;
-        }
-        if crashes {
-            let life = self.nodes[node].life;
-            let within = 2 * self.knobs.delay.1 + self.knobs.sync.1;
-            let after = self.random.below(within);
-            self.schedule(after, Event::Crash { node, life });
-        } else {
-            self.isolate(node);
-            if self.random.below(3) == 0 {
-                self.crash_others(node);
-            }
-        }
-    }
-
-    /// All but this one, which has a lease from them, and for less than that.
-    fn crash_others(&mut self, node: usize) {
-        for other in (0..self.nodes.len()).filter(|other| *other != node) {
-            let after = self.random.below(2 * self.knobs.delay.1);
-            let life = self.nodes[other].life;
-            self.schedule(after, Event::Crash { node: other, life });
-        }
-    }
-
-    /// Soon after a move has begun.
-    pub(super) fn ambush_later(&mut self, node: usize) {
-        if self.knobs.has(Fault::Ambushes) && self.random.chance(self.knobs.ambush) {
-            let within = 4 * self.knobs.delay.1 + self.knobs.sync.1;
-            let after = self.random.below(within);
-            self.schedule(after, Event::Isolate { node });
-        }
     }
 
     pub(super) fn restart_later(&mut self, node: usize, after: u64) {
@@ -395,11 +362,9 @@ impl<P: Program> World<P> {
             }
             Told::Happened(incident) => {
                 self.checks.happened(incident);
-                // In the midst of a move, whoever makes it.
                 let is_move = matches!(incident, Incident::MoveBegun | Incident::HandedOver);
                 if is_move && self.checks.server(index(GroupId::SYSTEM)) == Some(node) {
-                    let crashes = self.random.coin();
-                    self.ambush(node, crashes);
+                    self.ambush_move(node);
                 }
                 Ok(())
             }
@@ -414,7 +379,11 @@ impl<P: Program> World<P> {
             false => (
                 if knobs.has(Fault::Loss) { knobs.loss } else { 0.0 },
                 if knobs.has(Fault::Doubling) { knobs.doubling } else { 0.0 },
-                if knobs.has(Fault::Tails) { knobs.tail } else { 0.0 },
+                match knobs.has(Fault::Tails) {
+                    true if P::is_order(&message) => knobs.tail.max(knobs.late_orders),
+                    true => knobs.tail,
+                    false => 0.0,
+                },
             ),
         };
         // What nobody is there to hear is not worth a step.
