@@ -49,6 +49,9 @@ struct Peer {
     /// Ends and sizes of what is on its way.
     flight: VecDeque<(Slot, usize)>,
     flight_bytes: usize,
+    /// How many messages may be on their way: one after a gap and after a silence, as what overtakes another is lost;
+    /// and twice as many each time that it has more.
+    burst: usize,
     sent: Instant,
     /// Since when nothing came of what it was sent.
     since: Instant,
@@ -58,8 +61,8 @@ struct Peer {
     told: Slot,
     /// Nothing came of what it was sent: it is asked how far it is, and sent no more until it says so.
     is_asked: bool,
-    /// The gap that was last heard of, and when: each message behind it tells of one, and what is sent again closes them all.
-    gap: Option<(Slot, Instant)>,
+    /// The gap that was last heard of: each message behind it tells of one, and what is sent again closes it for all.
+    gap: Option<Slot>,
     /// How much it has of a snapshot.
     offset: u64,
     #[cfg(feature = "mutants")]
@@ -104,6 +107,7 @@ impl Peer {
             next: start.next(),
             flight: VecDeque::new(),
             flight_bytes: 0,
+            burst: usize::MAX,
             sent: Instant::default(),
             since: Instant::default(),
             got_on: Instant::default(),
@@ -119,12 +123,13 @@ impl Peer {
     fn begin_again(&mut self, after: Slot, now: Instant) {
         (self.start, self.next, self.since) = (after, after.next(), now);
         self.flight.clear();
-        self.flight_bytes = 0;
+        (self.flight_bytes, self.burst) = (0, 1);
     }
 
     fn has(&mut self, slot: Slot, now: Instant) {
         if slot > self.matched {
             (self.since, self.got_on) = (now, now);
+            self.burst = self.burst.saturating_mul(2);
         }
         self.matched = self.matched.max(slot);
         self.start = self.start.max(slot);
@@ -295,8 +300,9 @@ impl Group {
             leading.peers.entry(node).or_insert_with(|| Peer::new(leading.first.before()));
         }
         for (node, peer) in leading.peers.iter_mut().filter(|(_, peer)| !peer.is_asked) {
-            while peer.next <= last && peer.flight_bytes < self.options.window_bytes && peer.next > self.log.base().slot
-            {
+            let has_room =
+                |peer: &Peer| peer.flight_bytes < self.options.window_bytes && peer.flight.len() < peer.burst;
+            while peer.next <= last && has_room(peer) && peer.next > self.log.base().slot {
                 let entries = self.log.after(peer.next.before(), self.options.window_slots, self.options.chunk_bytes);
                 let after = self.log.position(peer.next.before()).expect("it is not before the base");
                 #[cfg(feature = "mutants")]
@@ -452,12 +458,11 @@ impl Group {
     }
 
     pub(super) fn hear_gap(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant, effects: &mut Effects) {
-        let (base, resend) = (self.log.base().slot, self.options.resend);
+        let base = self.log.base().slot;
         let Some(peer) = self.peer(from, ballot) else { return };
         peer.is_asked = false;
-        let is_news = peer.gap.is_none_or(|(known, at)| slot != known && now.since(at) >= resend);
-        if slot >= peer.matched && slot.next() < peer.next && is_news {
-            peer.gap = Some((slot, now));
+        if slot >= peer.matched && slot.next() < peer.next && peer.gap != Some(slot) {
+            peer.gap = Some(slot);
             peer.begin_again(slot, now);
             if peer.next <= base {
                 let offset = peer.offset;
