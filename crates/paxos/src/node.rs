@@ -224,13 +224,34 @@ impl Node {
         system.on_its_way().any(|entry| entry.starts_with(&rivals))
     }
 
-    /// The events from `at` on: what the system group decided is applied, and told to all others.
+    /// The events from `at` on: what the system group decided is applied, and told to all others. Of that more may follow, and
+    /// more events.
     fn apply_system(&mut self, mut at: usize, now: Instant, effects: &mut Effects) {
-        let mut is_news = false;
         let token = |node: &Node| node.system().token().map(|token| (token.fence, token.step));
         let before = token(self);
-        while let Some((group, event)) = effects.events.get(at) {
-            at += 1;
+        while at < effects.events.len() {
+            if self.apply_events(&mut at, now, effects) {
+                self.tell(now, effects);
+                self.ask_mover(mover::Input::Tick, now, effects);
+            }
+            if self.applied.0 - self.kept.0 >= self.options.system_slots {
+                self.kept = self.applied;
+                let input = Input::Snapshot { slot: self.applied, application: self.liveness.snapshot() };
+                self.step_group(GroupId::SYSTEM, now, input, effects);
+            }
+        }
+        if token(self) != before {
+            self.report_soon();
+        }
+        let decided = self.groups.get(&GroupId::SYSTEM).map_or(self.applied, Group::decided);
+        assert_eq!(self.applied, decided, "all that the system group decided is applied");
+    }
+
+    /// All events from `at` on; whether they change what is to be told.
+    fn apply_events(&mut self, at: &mut usize, now: Instant, effects: &Effects) -> bool {
+        let mut is_news = false;
+        while let Some((group, event)) = effects.events.get(*at) {
+            *at += 1;
             match event {
                 Event::Declined { tenure } => self.declined(*group, *tenure, now),
                 _ if *group != GroupId::SYSTEM => {}
@@ -249,18 +270,7 @@ impl Node {
                 _ => {}
             }
         }
-        if is_news {
-            self.tell(now, effects);
-            self.ask_mover(mover::Input::Tick, now, effects);
-        }
-        if token(self) != before {
-            self.report_soon();
-        }
-        if self.applied.0 - self.kept.0 >= self.options.system_slots {
-            self.kept = self.applied;
-            let input = Input::Snapshot { slot: self.applied, application: self.liveness.snapshot() };
-            self.step_group(GroupId::SYSTEM, now, input, effects);
-        }
+        is_news
     }
 
     fn tell(&mut self, now: Instant, effects: &mut Effects) {

@@ -30,6 +30,8 @@ pub enum Rule {
     AcknowledgedIsDurable,
     /// A proposal is not where its client was told, or was decided though it was refused, or decided twice.
     ToldTheTruth,
+    /// Two nodes made different states of the same log.
+    OneState,
     /// What a snapshot holds is not what the log would have made.
     SnapshotIsTheLog,
     /// A core of nodes was healed, and did not go on.
@@ -53,6 +55,8 @@ pub(super) struct Checks {
     decided: Vec<Vec<(u64, u64)>>,
     /// Of each node and group: up to where it told.
     told: Vec<Vec<Slot>>,
+    /// What a program made itself of all up to a slot.
+    states: BTreeMap<(usize, Slot), u64>,
     /// In which group and slot a proposal was decided.
     held: BTreeMap<u64, (usize, Slot)>,
     refused: BTreeSet<u64>,
@@ -82,6 +86,7 @@ impl Checks {
         Checks {
             decided: vec![Vec::new(); groups],
             told: vec![vec![Slot(0); groups]; nodes],
+            states: BTreeMap::new(),
             held: BTreeMap::new(),
             refused: BTreeSet::new(),
             vowed: vec![vec![Ballot::NONE; groups]; nodes],
@@ -175,6 +180,13 @@ impl Checks {
             Some((_, first)) if chain.is_none_or(|chain| *first == chain) => Ok(()),
             _ => broken(Rule::SnapshotIsTheLog, format!("n{} installs another state of slot {slot}", node + 1)),
         }
+    }
+
+    pub(super) fn applied(&mut self, node: usize, group: usize, slot: Slot, state: u64) -> Result<(), Violation> {
+        if *self.states.entry((group, slot)).or_insert(state) != state {
+            return broken(Rule::OneState, format!("n{} makes another state of all up to slot {slot}", node + 1));
+        }
+        Ok(())
     }
 
     pub(super) fn vows(&mut self, node: usize, group: usize, ballot: Ballot) -> Result<(), Violation> {

@@ -117,6 +117,12 @@ pub enum Told {
         slot: Slot,
         chain: Option<u64>,
     },
+    /// `state` stands for what the program itself made of all up to `slot`.
+    Applied {
+        group: GroupId,
+        slot: Slot,
+        state: u64,
+    },
     Acknowledged {
         group: GroupId,
         slot: Slot,

@@ -206,8 +206,20 @@ impl Core {
             out.records.push(bytes);
         }
         out.sends.extend(self.effects.sends.drain(..).map(|(to, group, message)| (to, (group, message))));
+        let mut applied = None;
         for (group, event) in std::mem::take(&mut self.effects.events) {
+            if group == GroupId::SYSTEM {
+                applied = match &event {
+                    Event::Decided { slot, .. } => Some(*slot),
+                    Event::Installed(snapshot) => Some(snapshot.position.slot),
+                    _ => applied,
+                };
+            }
             self.tell(group, event, out);
+        }
+        if let Some(slot) = applied {
+            let state = hash_of(0, &self.node.system().snapshot());
+            out.told.push(Told::Applied { group: GroupId::SYSTEM, slot, state });
         }
     }
 
@@ -276,10 +288,7 @@ fn stands_for(entry: &paxos::Entry) -> u64 {
         Value::Noop => hash ^= 1,
         Value::Data(batch) => {
             for bytes in batch.iter() {
-                hash = bytes.chunks(8).fold(hash ^ 2, |hash, chunk| {
-                    let word = chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
-                    mix(hash ^ word)
-                });
+                hash = hash_of(hash ^ 2, bytes);
             }
         }
         Value::BeMaster(wish) => hash ^= 3 ^ u64::from(wish.node.0) << 8 ^ wish.liveness << 40,
@@ -287,6 +296,13 @@ fn stands_for(entry: &paxos::Entry) -> u64 {
         Value::Members(members) => hash = members.iter().fold(hash ^ 5, |hash, node| mix(hash ^ u64::from(node.0))),
     }
     mix(hash)
+}
+
+fn hash_of(start: u64, bytes: &[u8]) -> u64 {
+    bytes.chunks(8).fold(start, |hash, chunk| {
+        let word = chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        mix(hash ^ word)
+    })
 }
 
 /// SplitMix64's last step.

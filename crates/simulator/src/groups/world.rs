@@ -341,6 +341,7 @@ impl<P: Program> World<P> {
                 self.checks.decided(node, index(group), slot, value, chain)
             }
             Told::Installed { group, slot, chain } => self.checks.installed(node, index(group), slot, chain),
+            Told::Applied { group, slot, state } => self.checks.applied(node, index(group), slot, state),
             Told::Holds { group, slot, id } => self.checks.holds(index(group), slot, id),
             Told::Acknowledged { group, slot, id } => {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));
