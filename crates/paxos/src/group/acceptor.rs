@@ -20,7 +20,7 @@ impl Group {
             if self.promise_synced {
                 self.tell_promise(from, now, effects);
             }
-        } else if ballot <= self.promised || !self.may_promise(from, over, now) {
+        } else if ballot <= self.promised || !self.may_promise(from, over, now) || trial && self.is_taught(from, now) {
             self.send(from, Message::Refuse { ballot, promised: self.promised }, effects);
         } else if trial {
             let (last, idle) = (self.log.last(), self.lease.idle(now));
@@ -30,6 +30,15 @@ impl Group {
             self.promise(ballot, Some(from), effects);
             self.give_way(now);
         }
+    }
+
+    /// Whether another leads, and is about to bring this node's log up to its own: with one who undoes that before it is done,
+    /// and another who undoes his, nobody would ever have.
+    fn is_taught(&self, candidate: NodeId, now: Instant) -> bool {
+        let Role::Follower(following) = &self.role else { return false };
+        let is_heard = now.since(following.heard) < 4 * self.options.resend;
+        let is_behind = self.log.last().ballot < self.promised;
+        following.leader == Some(self.promised) && self.promised.node != candidate && is_heard && is_behind
     }
 
     pub(super) fn tell_promise(&self, to: NodeId, now: Instant, effects: &mut Effects) {
