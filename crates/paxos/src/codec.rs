@@ -381,8 +381,8 @@ coded_enum!(Scheme {
 });
 
 coded_enum!(Over {
-    1 => Waited,
-    2 => Expired { node, liveness },
+    1 => Waited { tenure },
+    2 => Expired { tenure, node, liveness },
     3 => Consent { tenure },
 });
 

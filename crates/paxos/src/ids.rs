@@ -80,6 +80,11 @@ impl Tenure {
     /// Before any.
     pub const NONE: Tenure = Tenure { epoch: Epoch(0), ballot: Ballot::NONE };
 
+    /// Of two masterships in any logs: whether the other was won, or renewed, later.
+    pub(crate) fn is_before(self, other: Tenure) -> bool {
+        (self.ballot, self.epoch) < (other.ballot, other.epoch)
+    }
+
     pub(crate) fn is_sound(self) -> bool {
         self.epoch.0 < BEYOND_COUNT && self.ballot.is_sound()
     }

@@ -98,7 +98,7 @@ impl Message {
     pub(crate) fn is_sound(&self) -> bool {
         match self {
             Message::Prepare { ballot, over, .. } => {
-                ballot.is_sound() && !matches!(over, Over::Consent { tenure } if !tenure.is_sound())
+                ballot.is_sound() && (over.tenure() == Tenure::NONE || over.tenure().is_sound())
             }
             Message::Promise { ballot, last, .. } => ballot.is_sound() && last.is_sound(*ballot),
             Message::Refuse { ballot, promised } => ballot.is_sound() && promised.is_sound(),
@@ -184,15 +184,24 @@ pub struct Orders {
     pub within: Duration,
 }
 
-/// Why an acceptor may promise though there is a master.
+/// Why an acceptor may promise though there is a master: the last mastership in the candidate's log is over, and so are all before
+/// that, of which an acceptor may know one that is renewed by its node's liveness.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Over {
     /// Its lease is over by time.
-    Waited,
-    /// The system group decided that the node's liveness epoch is over.
-    Expired { node: NodeId, liveness: u64 },
-    /// The master of this stopped, and left it to who asks.
+    Waited { tenure: Tenure },
+    /// So it is, and the system group decided that its node's liveness epoch is over.
+    Expired { tenure: Tenure, node: NodeId, liveness: u64 },
+    /// Its master stopped, and left it to who asks.
     Consent { tenure: Tenure },
+}
+
+impl Over {
+    pub(crate) fn tenure(self) -> Tenure {
+        match self {
+            Over::Waited { tenure } | Over::Expired { tenure, .. } | Over::Consent { tenure } => tenure,
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

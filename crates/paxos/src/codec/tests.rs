@@ -160,7 +160,7 @@ fn records() -> [(&'static str, Record); 5] {
 fn messages() -> [(&'static str, Message); 19] {
     let (ballot, promised, tenure) = (ballot(10, 2), ballot(12, 3), tenure());
     let (after, slot, offset) = (Position { ballot: promised, slot: Slot(41) }, Slot(42), 1 << 20);
-    let (expired, consent) = (Over::Expired { node: NodeId(2), liveness: 11 }, Over::Consent { tenure });
+    let (expired, consent) = (Over::Expired { tenure, node: NodeId(2), liveness: 11 }, Over::Consent { tenure });
     let (head, part) = (SnapshotHead { position: after, agreed: agreed(), len: 5 }, Bytes::from_static(b"ate"));
     let idle = Duration::from_micros(5_001_002);
     let (process, stamp, fence) = (1 << 60, Instant(77), Fence(4));
@@ -170,7 +170,7 @@ fn messages() -> [(&'static str, Message); 19] {
     let of = Move { fence, group: GroupId(5), from: NodeId(1), to: NodeId(3), epoch: Epoch(6) };
     let orders = |step| Message::Orders(Orders { process, stamp, of, step, within: idle });
     [
-        ("prepare", Message::Prepare { ballot, trial: false, over: Over::Waited }),
+        ("prepare", Message::Prepare { ballot, trial: false, over: Over::Waited { tenure } }),
         ("prepare-expired", Message::Prepare { ballot, trial: true, over: expired }),
         ("prepare-consent", Message::Prepare { ballot, trial: true, over: consent }),
         ("promise", Message::Promise { ballot, trial: true, last: after, idle }),
@@ -279,8 +279,12 @@ fn any_record() -> impl Strategy<Value = Record> {
 
 fn any_message() -> impl Strategy<Value = Message> {
     let over = prop_oneof![
-        Just(Over::Waited),
-        (any_node(), any_number()).prop_map(|(node, liveness)| Over::Expired { node, liveness }),
+        any_tenure().prop_map(|tenure| Over::Waited { tenure }),
+        (any_tenure(), any_node(), any_number()).prop_map(|(tenure, node, liveness)| Over::Expired {
+            tenure,
+            node,
+            liveness
+        }),
         any_tenure().prop_map(|tenure| Over::Consent { tenure }),
     ];
     let head = (any_position(), any_agreed(), any_number());

@@ -322,19 +322,18 @@ impl Group {
         let tip = &self.tip.mastership;
         let (tenure, lease_slot) = (tip.tenure, tip.lease_slot);
         let claim = Claim::Waited { tenure, lease_slot };
-        let Some(master) = tip.node else { return Some((AT_ONCE, (claim, Over::Waited))) };
+        let Some(master) = tip.node else { return Some((AT_ONCE, (claim, Over::Waited { tenure }))) };
         if master == self.me {
-            return Some((self.may_have_again_from(), (Claim::Own { tenure }, Over::Waited)));
+            return Some((self.may_have_again_from(), (Claim::Own { tenure }, Over::Waited { tenure })));
         }
         if self.lease.consent == Some(tenure) {
             return Some((AT_ONCE, (Claim::Consent { tenure }, Over::Consent { tenure })));
         }
         let over = match self.lease.expired.get(&master).copied().unwrap_or_default() {
-            _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => Over::Waited,
+            _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => Over::Waited { tenure },
             expired if expired < tip.liveness => return None,
-            0 => Over::Waited,
-            // Acceptors that are behind may know an earlier mastership of it, by its liveness.
-            expired => Over::Expired { node: master, liveness: expired },
+            _ if tip.liveness == 0 => Over::Waited { tenure },
+            liveness => Over::Expired { tenure, node: master, liveness },
         };
         let waited = if self.options.deviation.log_defends() { self.has_waited_from() } else { AT_ONCE };
         let named = self.is_named_from(self.me).unwrap_or(waited);
@@ -390,11 +389,14 @@ impl Group {
             Over::Consent { tenure } if tip.tenure.epoch < tenure.epoch || tip.tenure == tenure => {
                 return Some(AT_ONCE);
             }
-            Over::Expired { node, liveness } if node == master => liveness,
-            Over::Waited | Over::Expired { .. } | Over::Consent { .. } => 0,
+            Over::Expired { node, liveness, .. } if node == master => liveness,
+            Over::Waited { .. } | Over::Expired { .. } | Over::Consent { .. } => 0,
         };
         let known = self.lease.expired.get(&master).copied().unwrap_or_default();
-        let is_over = known.max(told) >= tip.liveness || self.options.deviation.is(Mutant::TakesFromTheLiving);
+        // Who has a later one lives by that, or won it when this one was over. Only ballots put those of two logs in order.
+        let is_followed = tip.tenure.is_before(over.tenure());
+        let is_over =
+            is_followed || known.max(told) >= tip.liveness || self.options.deviation.is(Mutant::TakesFromTheLiving);
         let waited = is_over.then(|| self.has_waited_from());
         [self.is_named_from(to), waited].into_iter().flatten().min()
     }

@@ -55,8 +55,8 @@ pub(crate) fn message(message: &Message) -> String {
         Message::Prepare { ballot, trial, over } => {
             let trial = if *trial { " on trial" } else { "" };
             let over = match over {
-                Over::Waited => String::new(),
-                Over::Expired { node, liveness } => format!(", liveness {liveness} of {node} is expired"),
+                Over::Waited { .. } => String::new(),
+                Over::Expired { node, liveness, .. } => format!(", liveness {liveness} of {node} is expired"),
                 Over::Consent { tenure } => format!(", {tenure} was left to me"),
             };
             format!("prepare {ballot}{trial}{over}")

@@ -237,11 +237,15 @@ impl Cluster {
             Claim::Consent(tenure) => tip.tenure.epoch < tenure.epoch || tip.tenure.is(tenure, &self.rules),
             Claim::Waited { .. } | Claim::Own(_) => false,
         };
+        let (Claim::Waited { tenure, .. } | Claim::Own(tenure) | Claim::Consent(tenure)) = claim;
+        // Of two logs only ballots tell which mastership is later.
+        let is_followed = (tip.tenure.ballot, tip.tenure.epoch) < (tenure.ballot, tenure.epoch);
+        let is_over = is_followed || self.is_over(state, tip, &[node, candidate]);
         !self.rules.acceptors_wait
             || tip.tenure.epoch == 0
             || tip.node == name(candidate)
             || consented
-            || acceptor.idle >= self.bounds.wait && self.is_over(state, tip, &[node, candidate])
+            || acceptor.idle >= self.bounds.wait && is_over
     }
 
     fn prepares(

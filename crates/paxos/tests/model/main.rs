@@ -90,13 +90,13 @@ fn a_first_masters_disk_loses_what_others_have() {
 
 #[test]
 fn a_master_is_renewed_by_its_liveness() {
-    holds(LIVING, &[WAITED, VOID], [907_470, 922_560, 1_169_133]);
+    holds(LIVING, &[WAITED, VOID], [949_721, 964_831, 1_169_133]);
 }
 
 #[test]
 fn a_master_that_is_renewed_by_its_liveness_consents() {
     let bounds = Bounds { consents: 1, ballots: 2, ..LIVING };
-    assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED]), 779_607);
+    assert_eq!(all_states(Rules::BOTH, bounds, &[WAITED, CONSENTED]), 798_968);
 }
 
 #[test]

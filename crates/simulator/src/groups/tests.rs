@@ -59,7 +59,7 @@ fn every_deliberate_bug_is_caught() {
                 "LivesOn" => 1_201,
                 "TwoMoveTokens" => 62,
                 "TakesTokenAtOnce" => 2_018,
-                "OrdersFromArrival" => 2_555,
+                "OrdersFromArrival" => 2_253,
                 "ExpiresEarly" => 1_873,
                 _ => 0,
             };

@@ -119,8 +119,8 @@ impl Liar {
         match self.below(14) {
             0 => {
                 let over = match self.below(3) {
-                    0 => Over::Waited,
-                    1 => Over::Expired { node: self.node(), liveness: self.number() },
+                    0 => Over::Waited { tenure },
+                    1 => Over::Expired { tenure, node: self.node(), liveness: self.number() },
                     _ => Over::Consent { tenure },
                 };
                 Message::Prepare { ballot, trial: self.below(2) == 0, over }
