@@ -80,9 +80,14 @@ impl Tenure {
     /// Before any.
     pub const NONE: Tenure = Tenure { epoch: Epoch(0), ballot: Ballot::NONE };
 
-    /// Of two masterships in any logs: whether the other was won, or renewed, later.
+    /// Of two masterships in any logs: whether the other was won, or renewed, later. Epochs tell that within one log only.
     pub(crate) fn is_before(self, other: Tenure) -> bool {
         (self.ballot, self.epoch) < (other.ballot, other.epoch)
+    }
+
+    /// Whether it is over once that one is.
+    pub(crate) fn is_over_with(self, other: Tenure) -> bool {
+        self == other || self.is_before(other)
     }
 
     pub(crate) fn is_sound(self) -> bool {

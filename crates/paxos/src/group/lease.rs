@@ -326,8 +326,8 @@ impl Group {
         if master == self.me {
             return Some((self.may_have_again_from(), (Claim::Own { tenure }, Over::Waited { tenure })));
         }
-        if self.lease.consent == Some(tenure) {
-            return Some((AT_ONCE, (Claim::Consent { tenure }, Over::Consent { tenure })));
+        if let Some(left) = self.left_to_me() {
+            return Some((AT_ONCE, (Claim::Consent { tenure }, Over::Consent { tenure: left })));
         }
         let over = match self.lease.expired.get(&master).copied().unwrap_or_default() {
             _ if self.options.deviation.is(Mutant::TakesFromTheLiving) => Over::Waited { tenure },
@@ -359,13 +359,19 @@ impl Group {
         Some(self.lease.shortened_since + self.options.stretched(shortened.remaining))
     }
 
+    /// The mastership whose master left it to this node: the last one of this log, or a later one of the same or another log,
+    /// which then is not decided.
+    fn left_to_me(&self) -> Option<Tenure> {
+        self.lease.consent.filter(|left| self.tip.mastership.tenure.is_over_with(*left))
+    }
+
     /// From when on the master leaves it to this node, and to no other.
     pub(super) fn is_next_from(&self) -> Option<Instant> {
         let mastership = &self.tip.mastership;
         if mastership.node == Some(self.me) || self.ambition.attempts > 0 {
             return None;
         }
-        if self.lease.consent == Some(mastership.tenure) { Some(AT_ONCE) } else { self.is_named_from(self.me) }
+        if self.left_to_me().is_some() { Some(AT_ONCE) } else { self.is_named_from(self.me) }
     }
 
     /// The acceptors' line: whether no lease that this node had a part in may still run, or its master has let it go.
@@ -386,14 +392,12 @@ impl Group {
             return Some(AT_ONCE);
         }
         let told = match over {
-            Over::Consent { tenure } if tip.tenure.epoch < tenure.epoch || tip.tenure == tenure => {
-                return Some(AT_ONCE);
-            }
+            Over::Consent { tenure } if tip.tenure.is_over_with(tenure) => return Some(AT_ONCE),
             Over::Expired { node, liveness, .. } if node == master => liveness,
             Over::Waited { .. } | Over::Expired { .. } | Over::Consent { .. } => 0,
         };
         let known = self.lease.expired.get(&master).copied().unwrap_or_default();
-        // Who has a later one lives by that, or won it when this one was over. Only ballots put those of two logs in order.
+        // Who has a later one lives by that, or won it when this one was over.
         let is_followed = tip.tenure.is_before(over.tenure());
         let is_over =
             is_followed || known.max(told) >= tip.liveness || self.options.deviation.is(Mutant::TakesFromTheLiving);
@@ -415,13 +419,14 @@ impl Group {
     }
 
     pub(super) fn hear_consent(&mut self, tenure: Tenure, taker: NodeId, now: Instant, effects: &mut Effects) {
-        let is_present = self.tip.mastership.tenure == tenure && self.tip.mastership.node != Some(self.me);
+        let tip = &self.tip.mastership;
+        let is_left = tip.tenure.is_over_with(tenure) && tip.node.is_some_and(|master| master != self.me);
         let may_lead = self.tip.has(self.me) && !matches!(self.role, Role::Leader(_));
-        if taker != self.me || !is_present || !may_lead || self.lease.consent == Some(tenure) {
+        if taker != self.me || !is_left || !may_lead || self.lease.consent == Some(tenure) {
             return;
         }
         self.lease.consent = Some(tenure);
         // Nobody has to be asked on trial: the present master is gone already.
-        self.campaign((Claim::Consent { tenure }, Over::Consent { tenure }), false, now, effects);
+        self.campaign((Claim::Consent { tenure: tip.tenure }, Over::Consent { tenure }), false, now, effects);
     }
 }

@@ -217,11 +217,8 @@ impl Cluster {
         {
             claims.push(waited(tip));
         }
-        if let Some(consent) = state.consent
-            && consent.taker == name(node)
-            && consent.tenure.epoch >= tip.tenure.epoch
-        {
-            claims.push(Claim::Consent(consent.tenure));
+        if !nobody && self.left_to(state, node).is_some_and(|left| self.is_left(tip.tenure, left)) {
+            claims.push(Claim::Consent(tip.tenure));
         }
         if !self.rules.steal_needs_consent && !nobody {
             claims.push(Claim::Consent(tip.tenure));
@@ -229,17 +226,28 @@ impl Cluster {
         claims
     }
 
+    fn is_left(&self, tenure: Tenure, left: Tenure) -> bool {
+        is_over_with(tenure, left) || tenure.is(left, &self.rules)
+    }
+
+    fn left_to(&self, state: &State, node: usize) -> Option<Tenure> {
+        state.consent.filter(|consent| consent.taker == name(node)).map(|consent| consent.tenure)
+    }
+
     /// The acceptors' line.
     fn would_promise(&self, state: &State, node: usize, candidate: usize, claim: Claim) -> bool {
         let acceptor = &state.nodes[node];
         let tip = acceptor.log.mastership(&self.rules);
         let consented = match claim {
-            Claim::Consent(tenure) => tip.tenure.epoch < tenure.epoch || tip.tenure.is(tenure, &self.rules),
+            Claim::Consent(tenure) => {
+                let left = self.left_to(state, candidate).unwrap_or(tenure);
+                self.is_left(tip.tenure, left)
+            }
             Claim::Waited { .. } | Claim::Own(_) => false,
         };
         let (Claim::Waited { tenure, .. } | Claim::Own(tenure) | Claim::Consent(tenure)) = claim;
         // Of two logs only ballots tell which mastership is later.
-        let is_followed = (tip.tenure.ballot, tip.tenure.epoch) < (tenure.ballot, tenure.epoch);
+        let is_followed = tip.tenure != tenure && is_over_with(tip.tenure, tenure);
         let is_over = is_followed || self.is_over(state, tip, &[node, candidate]);
         !self.rules.acceptors_wait
             || tip.tenure.epoch == 0
@@ -488,4 +496,9 @@ impl Cluster {
 
 fn waited(tip: Mastership) -> Claim {
     Claim::Waited { tenure: tip.tenure, lease_slot: tip.lease_slot }
+}
+
+/// Whether that mastership is over once the other is. Of two logs only ballots tell which one is later.
+fn is_over_with(tenure: Tenure, other: Tenure) -> bool {
+    (tenure.ballot, tenure.epoch) <= (other.ballot, other.epoch)
 }
