@@ -184,8 +184,9 @@ pub struct Orders {
     pub within: Duration,
 }
 
-/// Why an acceptor may promise though there is a master: the last mastership in the candidate's log is over, and so are all before
-/// that, of which an acceptor may know one that is renewed by its node's liveness.
+/// Why an acceptor may promise though there is a master: the mastership that is named is over, and so are all before it, of which
+/// an acceptor may know one that is renewed by its node's liveness. It is the last one in the candidate's log, or one that its
+/// master left, which may be later.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Over {
     /// Its lease is over by time.

@@ -36,7 +36,7 @@ impl Group {
     /// and another who undoes his, nobody would ever have.
     fn is_taught(&self, candidate: NodeId, now: Instant) -> bool {
         let Role::Follower(following) = &self.role else { return false };
-        let is_heard = now.since(following.heard) < 4 * self.options.resend;
+        let is_heard = self.is_led_until(following).is_some_and(|until| now < until);
         let is_behind = self.log.last().ballot < self.promised;
         following.leader == Some(self.promised) && self.promised.node != candidate && is_heard && is_behind
     }

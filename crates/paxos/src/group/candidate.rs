@@ -90,7 +90,8 @@ impl Group {
         self.tip.mastership.node == Some(self.me) && has_its_first
     }
 
-    fn is_led_until(&self, following: &Following) -> Option<Instant> {
+    /// Who leads was heard of a short while ago.
+    pub(super) fn is_led_until(&self, following: &Following) -> Option<Instant> {
         following.leader.map(|_| following.heard + 3 * self.options.resend)
     }
 

@@ -107,7 +107,8 @@ impl Group {
         }
         let by_decision = self.lease.until.filter(|(tenure, _)| *tenure == mastership.tenure).map(|(_, until)| until);
         let (liveness, until) = self.lease.of_node;
-        // Who has that it is master anew, decided or not, judges by that. (What shortens its lease caps it.)
+        // Who has that it is master anew, decided or not, judges by that; there is one such slot at a time, the tip's. (What shortens
+        // its lease caps it.)
         let tip = &self.tip.mastership;
         let is_told = tip.tenure == mastership.tenure || tip.liveness == liveness;
         let by_node = (liveness > 0 && mastership.liveness == liveness && is_told).then_some(until);
@@ -359,8 +360,8 @@ impl Group {
         Some(self.lease.shortened_since + self.options.stretched(shortened.remaining))
     }
 
-    /// The mastership whose master left it to this node: the last one of this log, or a later one of the same or another log,
-    /// which then is not decided.
+    /// The mastership whose master left it to this node: the last one of this log, or a later one. Of that this log lacks what a
+    /// quorum may have; if so, it is pulled, and the claim is made anew.
     fn left_to_me(&self) -> Option<Tenure> {
         self.lease.consent.filter(|left| self.tip.mastership.tenure.is_over_with(*left))
     }
@@ -422,7 +423,9 @@ impl Group {
         let tip = &self.tip.mastership;
         let is_left = tip.tenure.is_over_with(tenure) && tip.node.is_some_and(|master| master != self.me);
         let may_lead = self.tip.has(self.me) && !matches!(self.role, Role::Leader(_));
-        if taker != self.me || !is_left || !may_lead || self.lease.consent == Some(tenure) {
+        // Of two masters that stopped in turns, each word would be another.
+        let is_news = self.lease.consent.is_none_or(|known| known.is_before(tenure));
+        if taker != self.me || !is_left || !may_lead || !is_news {
             return;
         }
         self.lease.consent = Some(tenure);

@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use crate::{
-    Effects, Entry, Event, Group, GroupId, Input, Instant, Message, NodeId, Options, ProposalId, Record, Slot, Tenure,
-    Token,
+    Ballot, BeMaster, Claim, Effects, Entry, Epoch, Event, Group, GroupId, Input, Instant, Message, NodeId, Options,
+    ProposalId, Record, Slot, Tenure, Token, Value,
 };
 
 struct Member {
@@ -212,6 +212,34 @@ fn nothing_is_decided_twice_and_one_serves_at_a_time_whatever_happens() {
 #[test]
 fn ticks_that_are_due_suffice() {
     live_through(Ticks::WhenDue);
+}
+
+/// Two that know masterships of their own may both have stopped, and say so again and again: a candidate for each word would depose
+/// itself, and whoever it could follow.
+#[test]
+fn of_masters_that_stopped_only_a_later_one_is_news() {
+    let mut world = World::new(1, Ticks::WhenDue);
+    let [master, taker, other] = NODES;
+    let ballot = Ballot { round: 1, node: master };
+    let be_master = BeMaster {
+        node: master,
+        liveness: 7,
+        claim: Claim::Waited { tenure: Tenure::NONE, lease_slot: Slot(0) },
+        members: NODES.into(),
+    };
+    let records =
+        vec![Record::Entries { after: Slot(0), entries: vec![Entry { ballot, value: Value::BeMaster(be_master) }] }];
+    world.members.insert(taker, start(taker, &world.options, records, Instant(0)));
+    let mut asks = |from: NodeId, epoch: u64, round: u64| {
+        let tenure = Tenure { epoch: Epoch(epoch), ballot: Ballot { round, node: from } };
+        world.step(taker, Input::Message { from, message: Message::Consent { tenure, taker } });
+        !std::mem::take(&mut world.messages).is_empty()
+    };
+    assert!(asks(master, 1, 1), "it is the mastership that it knows");
+    assert!(asks(other, 2, 2), "it is a later one");
+    assert!(!asks(master, 1, 1), "it is over with the later one");
+    assert!(!asks(other, 2, 2), "it is known");
+    assert!(asks(master, 3, 4));
 }
 
 fn live_through(ticks: Ticks) {

@@ -4,9 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::{
-    Agreed, Ballot, BeMaster, Claim, Epoch, Mastership, Over, Position, Shorten, Shortened, SnapshotHead, Value,
-};
+use crate::{Agreed, Mastership, Over, Position, Shorten, Shortened, SnapshotHead};
 
 /// Draws messages: mostly of what a member of a small log could say, and some of numbers far away.
 struct Liar {
