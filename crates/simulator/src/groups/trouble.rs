@@ -1,7 +1,5 @@
 //! What goes wrong, and what operators and applications ask for meanwhile.
 
-use std::sync::Arc;
-
 use paxos::{GroupId, NodeId};
 
 use super::checks::{Rule, Violation};
@@ -200,18 +198,27 @@ impl<P: Program> World<P> {
         let id = self.nodes[node].id;
         let is_quiet = self.nodes.iter().all(|member| member.program.is_some() || member.is_doomed || !member.was_up());
         is_quiet
-            && self.configurations().all(|members| {
+            && self.configurations().iter().all(|members| {
                 let well =
                     members.iter().filter(|member| **member != id && !self.nodes[self.index(**member)].is_doomed);
                 well.count() > members.len() / 2
             })
     }
 
-    /// All that any node takes to hold.
-    fn configurations(&self) -> impl Iterator<Item = Arc<[NodeId]>> {
-        let programs = self.nodes.iter().filter_map(|member| member.program.as_ref());
-        let views = programs.flat_map(|program| self.groups.iter().map(|group| program.view(*group)));
-        views.flat_map(|view| [view.members, view.members_decided]).filter(|members| !members.is_empty())
+    /// All that any node takes to hold, or that may come of an admission.
+    fn configurations(&self) -> Vec<Vec<NodeId>> {
+        let mut all = Vec::new();
+        for program in self.nodes.iter().filter_map(|member| member.program.as_ref()) {
+            for group in &self.groups {
+                let view = program.view(*group);
+                for members in [view.members, view.members_decided].iter().filter(|members| !members.is_empty()) {
+                    let invited = self.invited.iter().filter(|(to, node)| to == group && !members.contains(node));
+                    all.extend(invited.map(|(_, node)| [members, &[*node][..]].concat()));
+                    all.push(members.to_vec());
+                }
+            }
+        }
+        all
     }
 
     /// A damaged one is replaced; else one comes or goes.
@@ -294,6 +301,7 @@ impl<P: Program> World<P> {
         let well: Vec<bool> = self.nodes.iter().map(|member| !member.is_damaged).collect();
         let is_enough = |core: &[bool]| {
             self.configurations()
+                .iter()
                 .all(|members| members.iter().filter(|id| core[self.index(**id)]).count() > members.len() / 2)
         };
         let mut core = well.clone();

@@ -1,7 +1,7 @@
 //! Nodes, their network, disks, clocks and clients, and one queue of what happens next.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::fmt::Write;
 
 use paxos::{GroupId, Instant, NodeId};
@@ -37,6 +37,8 @@ pub(super) struct World<P: Program> {
     founders: Vec<NodeId>,
     everyone: Vec<NodeId>,
     pub(super) trace: u64,
+    /// Whose admission was ordered, which may come of it at any time.
+    pub(super) invited: BTreeSet<(GroupId, NodeId)>,
     /// The trace as lines, if anybody wants to read it.
     pub(super) lines: Option<Vec<String>>,
 }
@@ -116,6 +118,7 @@ impl<P: Program> World<P> {
             founders,
             everyone,
             trace: 0,
+            invited: BTreeSet::new(),
             lines: is_read.then(Vec::new),
             random,
             knobs,
@@ -530,6 +533,9 @@ impl<P: Program> World<P> {
     pub(super) fn order(&mut self, node: usize, group: GroupId, order: Order) -> Result<(), Violation> {
         if self.nodes[node].is_paused {
             return Ok(());
+        }
+        if let Order::Admit(joining) = order {
+            self.invited.insert((group, joining));
         }
         self.feed(node, Input::Order(group, order))
     }
