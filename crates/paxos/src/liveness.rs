@@ -21,8 +21,6 @@ pub(crate) struct Liveness {
     /// Of this process, and no other of this node.
     incarnation: u64,
     system: System,
-    /// How many records were applied: their places, for the system's compare-and-swaps.
-    applied: u64,
     asked: Option<Instant>,
     /// Of each node that is alive: its last renewal, and when this node learned it.
     seen: BTreeMap<NodeId, ((u64, Slot), Instant)>,
@@ -42,15 +40,7 @@ pub(crate) struct News {
 
 impl Liveness {
     pub(crate) fn new(me: NodeId, incarnation: u64) -> Self {
-        Liveness {
-            me,
-            incarnation,
-            system: System::default(),
-            applied: 0,
-            asked: None,
-            seen: BTreeMap::new(),
-            master_since: None,
-        }
+        Liveness { me, incarnation, system: System::default(), asked: None, seen: BTreeMap::new(), master_since: None }
     }
 
     pub(crate) fn system(&self) -> &System {
@@ -67,23 +57,19 @@ impl Liveness {
             {
                 take.seen = (self.system.fence(), self.system.token().map_or(Slot(0), |token| token.last));
             }
-            self.applied += 1;
-            self.system.apply(Slot(self.applied), &record);
+            self.system.apply(self.system.applied().next(), &record);
         }
         self.look(now);
     }
 
     pub(crate) fn snapshot(&self) -> Bytes {
-        let mut bytes = self.applied.to_le_bytes().to_vec();
-        bytes.extend_from_slice(&self.system.snapshot());
-        bytes.into()
+        self.system.snapshot().into()
     }
 
     /// # Errors
     /// If these are not the bytes of a snapshot.
     pub(crate) fn restore(&mut self, bytes: &[u8], now: Instant) -> Result<(), system::DecodeError> {
-        let Some((applied, rest)) = bytes.split_first_chunk() else { return Err(system::DecodeError::Short) };
-        (self.applied, self.system) = (u64::from_le_bytes(*applied), System::restore(rest)?);
+        self.system = System::restore(bytes)?;
         self.look(now);
         Ok(())
     }

@@ -159,8 +159,8 @@ pub struct Report {
     pub stamp: Instant,
     pub serves: Vec<Serving>,
     pub prepared: Option<(Fence, Preparation)>,
-    /// The move under this fence cannot be done as it was ordered.
-    pub refused: Option<Fence>,
+    /// This step of the move under this fence cannot be done.
+    pub refused: Option<(Fence, Step)>,
 }
 
 /// A paxos group that a node serves.

@@ -11,9 +11,9 @@
 //! - a step is begun only while the token is this process's, by its own clock less than [`Options::lease`] after it
 //!   proposed the record that says so; and another takes the token over only [`Options::wait`] after it learned the last
 //!   record, when that lease is over and so is what was begun under it. So no two moves are in flight;
-//! - every step has a limit: the end of the last one is the end of the move, well or not. Whoever was told of a step
-//!   returns to where it was at the end of the limit it was told, without being told so; and before all that was told is
-//!   over, the token of a move that failed is not given back;
+//! - every step has a limit: the end of the last one is the end of the move, well or not. At the end of the limit that it was
+//!   told, whoever was told of a step returns to where it was, without being told so, or has ceased to be master; and before
+//!   all that was told is over, the token of a move that failed is not given back;
 //! - to a node where a move failed none goes for a while, and of two moves the one to the node, then that of the paxos
 //!   group, which failed less often comes first. So what always fails keeps nothing else from moving.
 
@@ -115,8 +115,8 @@ pub enum Input {
     Tick,
     /// The preparation of the move under this fence is done.
     Prepared { fence: Fence, what: Preparation },
-    /// What the move under this fence has come to cannot be done: no need to wait for its limit.
-    Refused { fence: Fence },
+    /// This step of the move under this fence cannot be done: no need to wait for its limit.
+    Refused { fence: Fence, step: Step },
 }
 
 /// To be done, in this order; each may be lost.
@@ -153,7 +153,8 @@ pub struct Mover {
     /// What was proposed last, and when: with a step, or the token's end.
     asked: Option<((Fence, Option<Step>), Instant)>,
     rest_until: Instant,
-    /// The masters are being balanced: until they are within the goal, it does not end by their being within the start.
+    /// The move that was chosen last was to balance the masters: until they are within the goal, or none can be moved, it does
+    /// not end by their being within the start.
     balancing: bool,
     /// How often the moves of a paxos group failed since one succeeded.
     failures: BTreeMap<GroupId, u32>,
@@ -165,8 +166,9 @@ pub struct Mover {
 struct Stage {
     /// The step to be at; none once the token is to be ended.
     want: Option<Step>,
-    /// When it was begun.
-    begun: Option<Instant>,
+    /// When it was begun, and else since when it is wanted.
+    since: Instant,
+    has_begun: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -221,6 +223,12 @@ impl Mover {
             }
             Some(token) => self.take_over(now, view, token),
         }
+    }
+
+    /// Whether it has begun this step, and wants that it comes about.
+    #[must_use]
+    pub fn is_at(&self, step: Step) -> bool {
+        self.stage.is_some_and(|stage| stage.want == Some(step) && stage.has_begun)
     }
 
     fn look(&mut self, now: Instant, token: Option<&Token>) {
@@ -308,11 +316,11 @@ impl Mover {
     fn go_on(&mut self, now: Instant, view: &View<'_>, token: &Token, input: Input) -> Vec<Action> {
         let Token { fence, group, from, to, epoch, .. } = *token;
         let of = Move { fence, group, from, to, epoch };
-        let mut stage = self.stage.unwrap_or(Stage { want: Some(token.step), begun: None });
+        let mut stage = self.stage.unwrap_or(Stage { want: Some(token.step), since: now, has_begun: false });
         if let Some(step) = stage.want {
             let fate = view.fate(token);
             let want = match fate {
-                Fate::Open => self.next(now, of, step, stage.begun, input),
+                Fate::Open => self.next(now, of, step, stage.since, input),
                 Fate::Moved | Fate::Moot => None,
             };
             if fate == Fate::Moved {
@@ -320,7 +328,7 @@ impl Mover {
                 self.backoffs.remove(&to);
             }
             if want != stage.want {
-                stage = Stage { want, begun: None };
+                stage = Stage { want, since: now, has_begun: false };
             }
         }
         let Some(step) = stage.want else {
@@ -332,9 +340,10 @@ impl Mover {
         };
         let mut actions = Vec::new();
         let renewed = now.since(token.stamp);
-        if step == token.step && stage.begun.is_none() && renewed < self.options.lease {
+        if step == token.step && !stage.has_begun && renewed < self.options.lease {
             let within = self.limit(step);
-            (stage.begun, self.busy_until) = (Some(now), self.busy_until.max(now + within));
+            (stage.has_begun, stage.since) = (true, now);
+            self.busy_until = self.busy_until.max(now + within);
             actions.push(Action::Begin { step, of, within });
         }
         self.stage = Some(stage);
@@ -346,8 +355,7 @@ impl Mover {
     }
 
     /// The step to be at; none once the move has failed.
-    fn next(&mut self, now: Instant, of: Move, step: Step, begun: Option<Instant>, input: Input) -> Option<Step> {
-        let Some(begun) = begun else { return Some(step) };
+    fn next(&mut self, now: Instant, of: Move, step: Step, since: Instant, input: Input) -> Option<Step> {
         match (step, input) {
             (Step::Prepare(what), Input::Prepared { fence, what: done }) if (fence, done) == (of.fence, what) => {
                 Some(match what {
@@ -355,8 +363,10 @@ impl Mover {
                     Preparation::TellProducers => Step::Handover(self.options.scheme),
                 })
             }
-            (_, Input::Refused { fence }) if fence == of.fence => self.otherwise(now, of, step),
-            _ if now.since(begun) >= self.limit(step) => self.otherwise(now, of, step),
+            (_, Input::Refused { fence, step: refused }) if (fence, refused) == (of.fence, step) => {
+                self.otherwise(now, of, step)
+            }
+            _ if now.since(since) >= self.limit(step) => self.otherwise(now, of, step),
             _ => Some(step),
         }
     }

@@ -115,11 +115,17 @@ impl Node {
     }
 
     /// # Panics
-    /// As [`Group::step`].
+    /// As [`Group::step`]; and if what is proposed to the system group is no [`system::Record`], which would stop all nodes once
+    /// it is decided.
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
-            NodeInput::Group { group, input } => self.step_group(group, now, input, effects),
+            NodeInput::Group { group, input } => {
+                if let (GroupId::SYSTEM, Input::Propose { entry, .. } | Input::Forward { entry }) = (group, &input) {
+                    system::Record::decode(entry).expect("only records are proposed to the system group");
+                }
+                self.step_group(group, now, input, effects);
+            }
             _ if self.has_stopped => {}
             NodeInput::Message { from, group, message } => self.hear(from, group, message, now, effects),
             NodeInput::Persisted(token) => {

@@ -67,6 +67,8 @@ pub enum Mutant {
     TakesTokenAtOnce,
     /// Orders count from when they come, and not from when they were asked for.
     OrdersFromArrival,
+    /// A master says when its lease ends though that is after the end of its orders.
+    LeavesAfterOrders,
     /// A node whose lease may still run is decided to be gone.
     ExpiresEarly,
     /// What comes after a failed sync is taken to be durable once a later one succeeds.
@@ -75,7 +77,7 @@ pub enum Mutant {
 
 #[cfg(feature = "mutants")]
 impl Mutant {
-    pub const ALL: [Mutant; 26] = [
+    pub const ALL: [Mutant; 27] = [
         Mutant::ForgetsPromise,
         Mutant::LeadsBeforeSync,
         Mutant::VotesBeforeSync,
@@ -100,6 +102,7 @@ impl Mutant {
         Mutant::TwoMoveTokens,
         Mutant::TakesTokenAtOnce,
         Mutant::OrdersFromArrival,
+        Mutant::LeavesAfterOrders,
         Mutant::ExpiresEarly,
         Mutant::OutlivesFailedSync,
     ];

@@ -46,7 +46,7 @@ pub enum Record {
     /// and hears nothing is not alive, as it serves nobody and would keep others from it. `stamp` as in a join.
     Alive { node: NodeId, liveness: u64, last: Slot, stamp: Instant },
     /// Ends a liveness epoch whose last renewal is at `last`. Proposed only by who has waited the lease, and what clocks
-    /// may differ by, since it learned `last` (or since it started); or by the node itself, which no longer serves.
+    /// may differ by, since it learned `last` (or since it started).
     Expire { node: NodeId, liveness: u64, last: Slot },
     /// Takes the token for one move; from another's hands only by who has waited for it as for a node's liveness.
     TokenTake(Take),
@@ -233,6 +233,11 @@ impl System {
         self.token.as_ref()
     }
 
+    /// The last record.
+    pub(crate) fn applied(&self) -> Slot {
+        self.applied
+    }
+
     /// The greatest fence there was.
     #[must_use]
     pub fn fence(&self) -> Fence {
@@ -242,14 +247,6 @@ impl System {
     #[must_use]
     pub fn is_alive(&self, node: NodeId) -> bool {
         self.nodes.get(&node).is_some_and(|node| node.alive.is_some())
-    }
-
-    /// Whether it is decided that this liveness epoch is over: then nobody holds a lease by it.
-    #[must_use]
-    pub fn is_expired(&self, node: NodeId, liveness: u64) -> bool {
-        self.nodes
-            .get(&node)
-            .is_some_and(|node| node.liveness > liveness || node.liveness == liveness && node.alive.is_none())
     }
 
     fn with(&mut self, node: NodeId, change: impl FnOnce(&mut Node) -> Outcome) -> Outcome {

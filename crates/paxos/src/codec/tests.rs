@@ -186,7 +186,16 @@ fn messages() -> [(&'static str, Message); 19] {
         ("consent", Message::Consent { tenure, taker: NodeId(3) }),
         ("decline", Message::Decline { tenure }),
         ("forward", Message::Forward { entry: Bytes::from_static(b"one") }),
-        ("report", Message::Report(Report { process, stamp, serves, prepared, refused: Some(fence) })),
+        (
+            "report",
+            Message::Report(Report {
+                process,
+                stamp,
+                serves,
+                prepared,
+                refused: Some((fence, Step::Handover(Scheme::Consent))),
+            }),
+        ),
         ("orders-prepare", orders(Step::Prepare(Preparation::SyncOffsets))),
         ("orders-handover", orders(Step::Handover(Scheme::Wait))),
     ]
@@ -341,7 +350,7 @@ fn any_report() -> impl Strategy<Value = Report> {
     let serving = (any_group(), any_number(), members);
     let serving = serving.prop_map(|(group, epoch, members)| Serving { group, epoch: Epoch(epoch), members });
     let prepared = prop::option::of((any_fence(), any_preparation()));
-    (any_number(), any_number(), vec(serving, 0..4), prepared, prop::option::of(any_fence())).prop_map(
+    (any_number(), any_number(), vec(serving, 0..4), prepared, prop::option::of((any_fence(), any_step()))).prop_map(
         |(process, stamp, serves, prepared, refused)| Report {
             process,
             stamp: Instant(stamp),
@@ -352,9 +361,13 @@ fn any_report() -> impl Strategy<Value = Report> {
     )
 }
 
-fn any_orders() -> impl Strategy<Value = Orders> {
+fn any_step() -> impl Strategy<Value = Step> {
     let scheme = prop_oneof![Just(Scheme::Consent), Just(Scheme::Shorten), Just(Scheme::Wait)];
-    let step = prop_oneof![any_preparation().prop_map(Step::Prepare), scheme.prop_map(Step::Handover)];
+    prop_oneof![any_preparation().prop_map(Step::Prepare), scheme.prop_map(Step::Handover)]
+}
+
+fn any_orders() -> impl Strategy<Value = Orders> {
+    let step = any_step();
     let of = (any_fence(), any_group(), any_node(), any_node(), any_number());
     let of = of.prop_map(|(fence, group, from, to, epoch)| Move { fence, group, from, to, epoch: Epoch(epoch) });
     (any_number(), any_number(), of, step, any_duration()).prop_map(|(process, stamp, of, step, within)| Orders {

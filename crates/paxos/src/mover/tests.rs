@@ -199,8 +199,14 @@ fn a_refused_consent_falls_back_at_once() {
     let mut desk = Desk::new(&[A, A, A]);
     desk.prepare(1);
     let mut story = desk.pass(200);
-    story += &desk.tell(Input::Refused { fence: Fence(9) });
-    story += &desk.tell(Input::Refused { fence: Fence(1) });
+    let step = Step::Handover(Scheme::Consent);
+    story += &desk.tell(Input::Refused { fence: Fence(9), step });
+    story += &desk.tell(Input::Refused { fence: Fence(1), step });
+    assert!(!desk.mover.is_at(step), "it is given up");
+    // It is said with each report, and says nothing of what is tried then.
+    story += &desk.pass(100);
+    story += &desk.tell(Input::Refused { fence: Fence(1), step });
+    assert!(desk.mover.is_at(Step::Handover(Scheme::Wait)));
     story += &desk.pass(200);
     check(
         &story,
@@ -208,6 +214,40 @@ fn a_refused_consent_falls_back_at_once() {
         1.5 1: g1 n1 -> n2 Consent within 2s
         1.7 propose 1: Handover(Wait)
         1.7 1: g1 n1 -> n2 Wait within 20s
+    "#]],
+    );
+}
+
+/// Where deciding takes longer than the token's lease, its holder may begin nothing.
+#[test]
+fn a_step_that_cannot_be_begun_fails_the_move_all_the_same() {
+    let mut desk = Desk::new(&[A, A, A]);
+    desk.decides = false;
+    let mut story = desk.pass(500);
+    let take = Take {
+        seen: (Fence(0), Slot(0)),
+        holder: A,
+        liveness: 1,
+        group: GroupId(1),
+        from: A,
+        to: B,
+        epoch: Epoch(5),
+        stamp: desk.now,
+    };
+    desk.now = desk.now + Duration::from_secs(10);
+    desk.decide(&Record::TokenTake(take));
+    story += &desk.pass(7000);
+    check(
+        &story,
+        &expect![[r#"
+        1.0 propose take 1 over 0 n1: g1 n1 -> n2
+        11.5 propose 1: Prepare(SyncOffsets)
+        12.5 propose 1: Prepare(SyncOffsets)
+        13.5 propose 1: Prepare(SyncOffsets)
+        14.5 propose 1: Prepare(SyncOffsets)
+        15.5 propose 1: Prepare(SyncOffsets)
+        16.5 propose TokenEnd { fence: Fence(1) }
+        17.5 propose TokenEnd { fence: Fence(1) }
     "#]],
     );
 }
@@ -238,7 +278,7 @@ fn of_two_moves_the_one_that_failed_less_often_comes_first() {
     for _ in 0..4 {
         story += &desk.pass(200);
         let fence = desk.system.token().unwrap().fence;
-        desk.tell(Input::Refused { fence });
+        desk.tell(Input::Refused { fence, step: Step::FIRST });
         desk.pass(6000);
     }
     check(

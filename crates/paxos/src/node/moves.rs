@@ -30,7 +30,7 @@ pub(super) struct Moves {
     reported: Instant,
     obeyed: Option<Obeyed>,
     prepared: Option<(Fence, Preparation)>,
-    refused: Option<Fence>,
+    refused: Option<(Fence, Step)>,
     /// Who asked to take over, before this node was ordered to let it.
     asking: Option<(NodeId, GroupId, Tenure)>,
 }
@@ -50,6 +50,9 @@ impl Moves {
     pub(super) fn new(options: &Options) -> Self {
         let in_flight = options.stretched(options.mover.in_flight());
         assert!(options.mover.wait >= in_flight, "a token is waited for as long as its holder may act");
+        let mover::Options { remaining, handover_within, lease_within, .. } = options.mover;
+        let has_time = remaining < handover_within && options.lease < lease_within;
+        assert!(has_time, "a master that is told to leave can do so within the time that it has for it");
         Moves {
             mover: Mover::new(options.mover, options.deviation),
             asked_at: Instant::default(),
@@ -137,12 +140,16 @@ impl Node {
         });
         let is_present = |fence: Fence| self.system().token().is_some_and(|token| token.fence == fence);
         let prepared = self.moves.prepared.filter(|(fence, _)| is_present(*fence));
-        let refused = self.moves.refused.filter(|fence| is_present(*fence));
+        let refused = self.moves.refused.filter(|(fence, _)| is_present(*fence));
         Report { process: self.process.incarnation, stamp: now, serves: serves.collect(), prepared, refused }
     }
 
     pub(super) fn hear_report(&mut self, from: NodeId, report: Report, now: Instant, effects: &mut Effects) {
         let (process, stamp) = (report.process, report.stamp);
+        let is_overtaken = |(known, _): &(Report, Instant)| known.process == process && known.stamp > stamp;
+        if self.moves.reports.get(&from).is_some_and(is_overtaken) {
+            return;
+        }
         self.note_report(from, report, now, effects);
         if let Some((of, step, until)) = self.begun_for(from, now) {
             let orders = Orders { process, stamp, of, step, within: until.since(now) };
@@ -156,8 +163,8 @@ impl Node {
         if let Some((fence, what)) = prepared {
             self.ask_mover(mover::Input::Prepared { fence, what }, now, effects);
         }
-        if let Some(fence) = refused {
-            self.ask_mover(mover::Input::Refused { fence }, now, effects);
+        if let Some((fence, step)) = refused {
+            self.ask_mover(mover::Input::Refused { fence, step }, now, effects);
         }
     }
 
@@ -193,10 +200,11 @@ impl Node {
         }
     }
 
-    /// What the mover has begun that this node has a part in, and until when.
+    /// What the mover has begun, and not given up, that this node has a part in, and until when.
     fn begun_for(&self, node: NodeId, now: Instant) -> Option<(Move, Step, Instant)> {
         let is_present = |of: Move| self.system().token().is_some_and(|token| token.fence == of.fence);
         let begun = self.moves.begun.filter(|(of, _, until)| now < *until && is_present(*of));
+        let begun = begun.filter(|(_, step, _)| self.moves.mover.is_at(*step));
         begun.filter(|(of, step, _)| match step {
             Step::Prepare(_) => node == of.from,
             Step::Handover(_) => node == of.from || node == of.to,
@@ -235,7 +243,10 @@ impl Node {
         self.moves.obeyed = Some(orders);
         let is_first = before.is_none_or(|before| (before.of.fence, before.step) != (of.fence, step));
         let is_from = of.from == self.process.node;
-        let shorten = |remaining| Input::Shorten { to: of.to, remaining };
+        // What is not over when its orders are would outlive the move.
+        let has_no_end = self.options.deviation.is(Mutant::LeavesAfterOrders);
+        let shorten =
+            |remaining| (has_no_end || now + remaining <= until).then_some(Input::Shorten { to: of.to, remaining });
         let input = match step {
             Step::Prepare(what) => {
                 if is_first {
@@ -245,16 +256,18 @@ impl Node {
             }
             Step::Handover(Scheme::Consent) if is_from => match self.moves.asking.take() {
                 Some((from, group, tenure)) if self.lets(from, group, tenure, now) => {
-                    Input::Message { from, message: Message::Ask { tenure } }
+                    Some(Input::Message { from, message: Message::Ask { tenure } })
                 }
-                Some(_) | None => return,
+                Some(_) | None => None,
             },
-            Step::Handover(Scheme::Consent) => Input::Take,
+            Step::Handover(Scheme::Consent) => Some(Input::Take),
             Step::Handover(Scheme::Shorten) if is_from => shorten(self.options.mover.remaining),
             Step::Handover(Scheme::Wait) if is_from => shorten(self.options.lease),
-            Step::Handover(Scheme::Shorten | Scheme::Wait) => return,
+            Step::Handover(Scheme::Shorten | Scheme::Wait) => None,
         };
-        self.step_group(of.group, now, input, effects);
+        if let Some(input) = input {
+            self.step_group(of.group, now, input, effects);
+        }
     }
 
     /// Whether this node was ordered to leave its mastership to that one.
@@ -289,10 +302,10 @@ impl Node {
 
     /// The master of this did not let it go: what this node was ordered cannot be done.
     pub(super) fn declined(&mut self, group: GroupId, tenure: Tenure, now: Instant) {
-        if let Some(Obeyed { of, .. }) = self.orders(now)
+        if let Some(Obeyed { of, step, .. }) = self.orders(now)
             && (of.group, of.epoch) == (group, tenure.epoch)
         {
-            self.moves.refused = Some(of.fence);
+            self.moves.refused = Some((of.fence, step));
             self.report_soon();
         }
     }

@@ -61,7 +61,7 @@ impl Record {
         writer.0
     }
 
-    /// How all records begin of which the first that is decided makes this one stale: the same, with another stamp.
+    /// How all records begin of which the first that is decided makes this one stale, or needless: the same, with another stamp.
     pub(crate) fn rivals(&self) -> Option<Vec<u8>> {
         let mut writer = Writer(vec![VERSION]);
         match self {
@@ -69,7 +69,7 @@ impl Record {
                 writer.kind(5).node(*node).number(*liveness).number(*incarnation)
             }
             Record::Alive { node, liveness, last, .. } => writer.kind(6).node(*node).number(*liveness).number(last.0),
-            Record::Expire { .. } => return Some(self.encode()),
+            Record::Expire { .. } | Record::Group { .. } => return Some(self.encode()),
             _ => return None,
         };
         Some(writer.0)

@@ -102,6 +102,13 @@ fn a_node_lives_by_renewals_of_the_epoch_it_took_up() {
     );
 }
 
+impl System {
+    /// Whether it is decided that this liveness epoch is over.
+    fn is_expired(&self, node: NodeId, liveness: u64) -> bool {
+        self.node(node).is_some_and(|node| (node.liveness, node.alive.is_none()) >= (liveness, true))
+    }
+}
+
 #[test]
 fn an_epoch_is_over_when_it_expired_or_a_later_one_began() {
     let mut system = two_nodes();

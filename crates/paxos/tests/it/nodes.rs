@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use expect_test::{Expect, expect};
-use paxos::system::{Record as Change, Scheme};
+use paxos::mover::Move;
+use paxos::system::{Record as Change, Scheme, Step};
 use paxos::{
     Effects, Event, GroupId, Input, Instant, Message, Node, NodeId, NodeInput, Options, Process, ProposalId, Record,
     Slot, Token,
@@ -29,6 +30,8 @@ struct Cluster {
     orders_take: Duration,
     /// Whose application never is prepared.
     idle: BTreeSet<NodeId>,
+    /// The move that was ordered last for each paxos group.
+    ordered: BTreeMap<GroupId, Move>,
     told: String,
 }
 
@@ -60,6 +63,7 @@ impl Cluster {
             cut: BTreeSet::new(),
             orders_take: Duration::from_millis(1),
             idle: BTreeSet::new(),
+            ordered: BTreeMap::new(),
             told: String::new(),
         };
         nodes.iter().for_each(|node| cluster.start(*node));
@@ -124,7 +128,13 @@ impl Cluster {
         seat.effects.token = Token(token.0 + u64::from(has_written));
         let at = self.now + Duration::from_millis(1);
         for (to, group, message) in std::mem::take(&mut seat.effects.sends) {
-            let at = if matches!(message, Message::Orders(_)) { self.now + self.orders_take } else { at };
+            let at = match &message {
+                Message::Orders(orders) => {
+                    self.ordered.insert(orders.of.group, orders.of);
+                    self.now + self.orders_take
+                }
+                _ => at,
+            };
             if !self.cut.contains(&(id.min(to), id.max(to))) {
                 self.wire.push((at, id, to, group, message));
             }
@@ -170,14 +180,35 @@ impl Cluster {
         }
     }
 
+    /// Until the system group's master knows that a move is at this step.
+    fn run_until(&mut self, step: Step) {
+        let is_there = |cluster: &Cluster| {
+            let holder = &cluster.nodes[&cluster.master(GroupId::SYSTEM).unwrap()];
+            holder.node.as_ref().unwrap().system().token().is_some_and(|token| token.step == step)
+        };
+        while !is_there(self) {
+            self.run(1);
+        }
+    }
+
     fn check_orders(&self) {
         let nodes: Vec<&Node> = self.nodes.values().filter_map(|seat| seat.node.as_ref()).collect();
         let epoch =
             |group| nodes.iter().filter_map(move |node| Some(node.group(group)?.agreed().mastership.tenure.epoch));
         let obeyed = nodes.iter().filter_map(|node| Some(node.orders(self.now)?.of));
-        let open = obeyed.filter(|of| epoch(of.group).max() <= Some(of.epoch));
+        let obeyed: Vec<_> = obeyed.chain(self.leaves()).collect();
+        let open = obeyed.iter().filter(|of| epoch(of.group).max() <= Some(of.epoch));
         let fences: BTreeSet<_> = open.map(|of| of.fence).collect();
         assert!(fences.len() <= 1, "moves {fences:?} are in flight at {:?}", self.now);
+    }
+
+    /// The moves for which masters have said when they will leave.
+    fn leaves(&self) -> impl Iterator<Item = Move> {
+        let leaves = |of: &&Move| {
+            let group = self.nodes[&of.from].node.as_ref().and_then(|node| node.group(of.group));
+            group.is_some_and(|group| group.serves(self.now).is_some() && group.tip().mastership.shortened.is_some())
+        };
+        self.ordered.values().filter(leaves).copied()
     }
 
     fn master(&self, group: GroupId) -> Option<NodeId> {
@@ -209,6 +240,12 @@ fn spread(options: Options) -> Cluster {
     assert_eq!(masters.len(), 3, "{}", cluster.told);
     cluster.told.clear();
     cluster
+}
+
+fn waits() -> Options {
+    let mut options = Options::default();
+    options.mover.scheme = Scheme::Wait;
+    options
 }
 
 /// One that is not the system group's master.
@@ -282,7 +319,7 @@ fn a_lease_is_cut_short_or_waited_for_where_that_is_wanted() {
             "#]],
         ),
     ] {
-        let mut options = Options::default();
+        let mut options = waits();
         options.mover.scheme = scheme;
         let mut cluster = spread(options);
         drain(&mut cluster);
@@ -312,6 +349,43 @@ fn orders_that_were_long_on_their_way_are_not_obeyed() {
     cluster.orders_take = Duration::from_millis(5_100);
     cluster.run(20_000);
     cluster.check(&expect![[r#"
+        masters n1 n2 n3
+    "#]]);
+}
+
+/// One that is to end its lease and has no time left for that would be master when others are moved.
+#[test]
+fn a_master_that_could_not_leave_within_its_orders_stays() {
+    let mut cluster = spread(waits());
+    drain(&mut cluster);
+    cluster.run_until(Step::Handover(Scheme::Wait));
+    // Of 20 s; a lease is 5 s.
+    cluster.orders_take = Duration::from_millis(15_500);
+    cluster.run(26_000);
+    cluster.check(&expect![[r#"
+        23.309 n1 prepares g1 for n2: SyncOffsets
+        23.317 n1 prepares g1 for n2: TellProducers
+        masters n1 n2 n3
+    "#]]);
+}
+
+#[test]
+fn a_move_that_became_moot_is_not_ordered_any_more() {
+    let mut cluster = spread(waits());
+    let node = drain(&mut cluster);
+    let holder = cluster.master(GroupId::SYSTEM).unwrap();
+    cluster.run_until(Step::Handover(Scheme::Wait));
+    // Its report that asks for orders comes when the master to be is to have none.
+    cluster.cut.insert((node.min(holder), node.max(holder)));
+    cluster.run(300);
+    let next = (1..=NODES).map(NodeId).find(|next| ![node, holder].contains(next)).unwrap();
+    cluster.change(&Change::Drain { node: next, draining: true });
+    cluster.run(300);
+    cluster.cut.clear();
+    cluster.run(10_000);
+    cluster.check(&expect![[r#"
+        23.309 n1 prepares g1 for n2: SyncOffsets
+        23.317 n1 prepares g1 for n2: TellProducers
         masters n1 n2 n3
     "#]]);
 }

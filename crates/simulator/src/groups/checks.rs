@@ -63,8 +63,10 @@ pub(super) struct Checks {
     vowed: Vec<Vec<Ballot>>,
     /// Of each node and group: until when it serves, by its clock, and its epoch.
     serving: Vec<Vec<Option<(Instant, u64)>>>,
-    /// Of each node: its part in a move.
-    ordered: Vec<Option<Ordered>>,
+    /// Of each node: its parts in moves.
+    ordered: Vec<Vec<Ordered>>,
+    /// Where each node was alive last.
+    renewed: Vec<Slot>,
     /// Of each group: the last mastership that is decided.
     epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
@@ -91,7 +93,8 @@ impl Checks {
             refused: BTreeSet::new(),
             vowed: vec![vec![Ballot::NONE; groups]; nodes],
             serving: vec![vec![None; groups]; nodes],
-            ordered: vec![None; nodes],
+            ordered: vec![Vec::new(); nodes],
+            renewed: vec![Slot(0); nodes],
             epochs: vec![0; groups],
             disks: vec![vec![Shadow::default(); groups]; nodes],
             acknowledged: vec![0; groups],
@@ -230,16 +233,31 @@ impl Checks {
         self.epochs[group] = epoch.max(self.epochs[group]);
     }
 
-    pub(super) fn ordered(&mut self, node: usize, ordered: Option<Ordered>) {
+    pub(super) fn renewed(&mut self, node: usize, at: Slot) {
+        self.renewed[node] = at.max(self.renewed[node]);
+    }
+
+    /// Of each node: where it was alive last.
+    pub(super) fn renewals(&self) -> &[Slot] {
+        &self.renewed
+    }
+
+    pub(super) fn ordered(&mut self, node: usize, ordered: Vec<Ordered>) {
         self.ordered[node] = ordered;
+    }
+
+    /// Some node that has a part in a move.
+    pub(super) fn moving(&self) -> Option<usize> {
+        self.ordered.iter().position(|ordered| !ordered.is_empty())
     }
 
     pub(super) fn one_moves(&self, clock: impl Fn(usize) -> Instant) -> Result<(), Violation> {
         let is_live = |node: usize, ordered: &Ordered| {
             clock(node) < ordered.until && self.epochs[ordered.group.0 as usize] <= ordered.epoch
         };
-        let mut live = (0..self.ordered.len())
-            .filter_map(|node| Some((node, self.ordered[node].filter(|ordered| is_live(node, ordered))?)));
+        let all = self.ordered.iter().enumerate();
+        let all = all.flat_map(|(node, ordered)| ordered.iter().map(move |ordered| (node, *ordered)));
+        let mut live = all.filter(|(node, ordered)| is_live(*node, ordered));
         let Some((one, first)) = live.next() else { return Ok(()) };
         match live.find(|(_, other)| other.fence != first.fence) {
             Some((two, other)) if !self.is_clock_broken => {

@@ -185,7 +185,7 @@ impl Knobs {
             hunts: has_system && random.below(4) == 0,
             moves,
             drift_ppm,
-            is_clock_broken: random.below(20) == 0,
+            is_clock_broken: random.below(20) == 0 && drift_ppm > 0,
             // The log alone keeps nobody from deposing others.
             heals: random.below(4) == 0 && options.deviation.defence != Defence::Log,
             without: 0,
@@ -204,8 +204,9 @@ impl Knobs {
 fn draw_mover(random: &mut Random, options: &Options) -> mover::Options {
     let times = |random: &mut Random, most: u64| options.resend * u32::try_from(1 + random.below(most)).unwrap_or(1);
     let lease = times(random, 2);
-    let (prepare_within, handover_within) = (times(random, 4), times(random, 3));
-    let lease_within = options.lease + times(random, 2);
+    let remaining = options.lease / 4;
+    let (prepare_within, handover_within) = (options.resend + times(random, 4), remaining + times(random, 12) / 4);
+    let lease_within = options.lease + times(random, 8) / 4;
     let drawn = mover::Options {
         scheme: [Scheme::Consent, Scheme::Shorten, Scheme::Wait][random.index(3)],
         lag_most: [2, 1_000][random.index(2)],
@@ -214,7 +215,7 @@ fn draw_mover(random: &mut Random, options: &Options) -> mover::Options {
         prepare_within,
         handover_within,
         lease_within,
-        remaining: options.lease / 4,
+        remaining,
         pause: times(random, 2) / 4,
         backoff: times(random, 2),
         backoff_most: options.resend * 8,

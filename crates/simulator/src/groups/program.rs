@@ -31,8 +31,13 @@ pub trait Program: Sized {
         false
     }
 
-    /// What it was ordered, and obeys.
-    fn orders(&self, _now: Instant) -> Option<Ordered> {
+    /// Its parts in moves: what it was ordered, and obeys, and what is left of that.
+    fn orders(&self, _now: Instant) -> Vec<Ordered> {
+        Vec::new()
+    }
+
+    /// The move that may be under way, as far as it knows.
+    fn moves(&self) -> Option<u64> {
         None
     }
 
@@ -123,6 +128,11 @@ pub enum Told {
         slot: Slot,
         state: u64,
     },
+    /// The node was alive at this slot of the system group's records.
+    Renewed {
+        node: NodeId,
+        at: Slot,
+    },
     Acknowledged {
         group: GroupId,
         slot: Slot,
@@ -202,8 +212,8 @@ pub enum Incident {
     SlowSync,
     BitFlip,
     ClockDrift,
-    /// A node whose disk is damaged was replaced by another.
-    Replaced,
+    /// A node whose disk is damaged is no member any more.
+    Dismissed,
     /// Somebody became master by waiting out a lease.
     LeaseExpired,
     MovedByConsent,
@@ -221,12 +231,14 @@ pub enum Incident {
     MoveTakenOver,
     /// A move's nodes were ordered to hand over.
     HandedOver,
+    /// Who was to be master by a move is.
+    Moved,
     /// A core of nodes was healed, and went on.
     Healed,
 }
 
 impl Incident {
-    pub const ALL: [Incident; 26] = [
+    pub const ALL: [Incident; 27] = [
         Incident::Crash,
         Incident::Pause,
         Incident::Partition,
@@ -239,7 +251,7 @@ impl Incident {
         Incident::SlowSync,
         Incident::BitFlip,
         Incident::ClockDrift,
-        Incident::Replaced,
+        Incident::Dismissed,
         Incident::LeaseExpired,
         Incident::MovedByConsent,
         Incident::MovedByShortening,
@@ -252,6 +264,7 @@ impl Incident {
         Incident::MoveBegun,
         Incident::MoveTakenOver,
         Incident::HandedOver,
+        Incident::Moved,
         Incident::Healed,
     ];
 }

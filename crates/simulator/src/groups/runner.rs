@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::checks::{Rule, Violation};
 use super::knobs::{Fault, Knobs};
 use super::program::{Incident, Program};
-use super::seat::{Core, mix};
+use super::seat::{Core, hash_of};
 use super::world::World;
 use super::{Mutation, run_core};
 use crate::executor::panic_message;
@@ -21,6 +21,8 @@ use crate::executor::panic_message;
 pub struct Outcome {
     pub result: Result<(), Violation>,
     pub steps: u64,
+    /// It came to the healing.
+    pub is_healed: bool,
     pub trace_hash: u64,
     /// Bits of [`Incident`]s.
     pub incidents: u64,
@@ -41,6 +43,7 @@ pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> Outcome {
     Outcome {
         result,
         steps: world.steps,
+        is_healed: world.is_peaceful,
         trace_hash: world.trace,
         incidents: world.checks.incidents(),
         acknowledged: world.checks.acknowledgements().iter().sum(),
@@ -52,19 +55,22 @@ pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> Outcome {
 #[must_use]
 pub fn shrink<P: Program>(knobs: &Knobs, violation: &Violation) -> Knobs {
     let fails = |knobs: &Knobs| match run::<P>(knobs, false) {
-        Outcome { result: Err(found), steps, .. } if found.rule == violation.rule => Some(steps),
+        Outcome { result: Err(found), steps, is_healed, .. } if found.rule == violation.rule => {
+            Some((steps, is_healed))
+        }
         _ => None,
     };
     let mut least = knobs.clone();
-    let Some(mut steps) = fails(&least) else { return least };
+    let Some((mut steps, mut is_healed)) = fails(&least) else { return least };
     for fault in Fault::ALL {
         let simpler = Knobs { without: least.without | fault.bit(), ..least.clone() };
-        if let Some(fewer) = fails(&simpler).filter(|fewer| *fewer <= steps) {
-            (least, steps) = (simpler, fewer);
+        if let Some(found) = fails(&simpler).filter(|(fewer, _)| *fewer <= steps) {
+            (least, (steps, is_healed)) = (simpler, found);
         }
     }
-    if violation.rule != Rule::GoesOn {
-        (least.steps, least.heals) = (steps, least.heals && steps > least.steps);
+    // What comes to be in the healing needs all that was before it.
+    if !is_healed {
+        (least.steps, least.heals) = (steps, false);
     }
     least
 }
@@ -119,7 +125,7 @@ const PIECE: u64 = 1_000;
 /// and each piece is added to it.
 ///
 /// # Errors
-/// If the file cannot be read or written, or is of a build whose seeds run otherwise; within, the first seed found that
+/// If the file cannot be read or written, is of another build, or another run writes to it; within, the first seed found that
 /// fails.
 pub fn run_pieces(
     (first, seeds): (u64, u64),
@@ -175,18 +181,18 @@ pub fn run_pieces(
     Ok(failure.map_or(Ok(coverage), Err))
 }
 
-/// A line that stands for what seeds come to in this build, and then the pieces that it has run.
+/// A line that stands for this build, and then the pieces that it has run.
 fn open_state(path: &Path) -> std::io::Result<(File, Vec<Piece>)> {
-    let hashes = (0..20).map(|seed| run_core(&Knobs::draw(seed, Mutation::None), false).trace_hash);
-    let build = format!("{:016x}", hashes.fold(0, |all, hash| mix(all ^ hash)));
+    let build = format!("{:016x}", hash_of(0, &std::fs::read(std::env::current_exe()?)?));
     let mut file = File::options().create(true).read(true).append(true).open(path)?;
+    file.try_lock().map_err(|why| std::io::Error::other(format!("another run writes to {}: {why}", path.display())))?;
     let mut text = String::new();
     file.read_to_string(&mut text)?;
     match text.lines().next() {
         Some(first) if first == build => {}
         None => writeln!(file, "{build}")?,
         Some(_) => {
-            let story = format!("{} is of a build whose seeds run otherwise: begin another file", path.display());
+            let story = format!("{} is of another build: begin another file", path.display());
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, story));
         }
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use paxos::system::{Fence, Preparation};
+use paxos::mover::Move;
+use paxos::system::{Fence, Preparation, Scheme, Step, System};
 use paxos::{
     Ballot, Claim, Effects, Event, GroupId, Instant, Mastership, Message, Node, NodeId, NodeInput, Obeyed, Process,
     ProposalId, Record, Shortened, Slot, Token, Value,
@@ -14,12 +15,20 @@ use paxos::{
 use super::program::{Incident, Input, OnDisk, Order, Ordered, Out, Program, Seat, Told, View};
 
 pub struct Core {
+    me: NodeId,
     everyone: Vec<NodeId>,
+    /// Between two times that it makes nodes known, and the last of them.
+    pause: Duration,
+    made_known: Instant,
     node: Node,
     effects: Effects,
     applications: BTreeMap<GroupId, Application>,
     /// What is prepared for, and told with the next tick.
     prepares: Option<(Fence, Preparation)>,
+    /// What the node made of the system group's log, when that was looked at last.
+    system: System,
+    /// For each paxos group, the move by which it was told last to say when its mastership ends.
+    leaves: BTreeMap<GroupId, Move>,
 }
 
 /// The hash after each slot from a snapshot on.
@@ -37,31 +46,46 @@ impl Application {
         self.chain.last().copied().unwrap_or_default()
     }
 
-    fn happened(&mut self, value: &Value, is_system: bool) -> Option<Incident> {
+    fn happened(&mut self, value: &Value) -> Option<Incident> {
         let is_void = self.wish.take().is_some();
         match value {
             Value::BeMaster(wish) => self.wish = Some(wish.claim),
             Value::Shorten(shorten) => {
-                let shortened = Shortened { to: shorten.to, remaining: shorten.remaining };
-                self.mastership = self.mastership.map(|before| Mastership { shortened: Some(shortened), ..before });
+                let shortened = Some(Shortened { to: shorten.to, remaining: shorten.remaining });
+                if let Some(present) = self.mastership.as_mut().filter(|present| present.tenure == shorten.tenure) {
+                    present.shortened = shortened;
+                }
             }
             Value::Members(_) => return Some(Incident::MembersChanged),
-            Value::Data(batch) if is_system => return batch.iter().find_map(happened_to_nodes),
             Value::Noop | Value::Data(_) => {}
         }
         is_void.then_some(Incident::VoidBeMaster)
     }
 }
 
-fn happened_to_nodes(entry: &Bytes) -> Option<Incident> {
-    use paxos::system::{Record, Step};
-    match Record::decode(entry) {
-        Ok(Record::Expire { .. }) => Some(Incident::LivenessExpired),
-        Ok(Record::TokenTake(take)) if take.seen.1 > Slot(0) => Some(Incident::MoveTakenOver),
-        Ok(Record::TokenTake(_)) => Some(Incident::MoveBegun),
-        Ok(Record::TokenStep { step: Step::Handover(_), .. }) => Some(Incident::HandedOver),
-        _ => None,
+/// What became of the nodes and of the token.
+fn happened_to_nodes(before: &System, after: &System) -> Vec<Told> {
+    let mut told = Vec::new();
+    for (id, node) in after.nodes() {
+        let known = before.node(*id).and_then(|node| node.alive);
+        match node.alive {
+            Some(at) if known != Some(at) => told.push(Told::Renewed { node: *id, at }),
+            None if known.is_some() => told.push(Told::Happened(Incident::LivenessExpired)),
+            Some(_) | None => {}
+        }
     }
+    let Some(token) = after.token() else { return told };
+    let known = before.token();
+    let is_other = known.is_none_or(|known| known.fence != token.fence);
+    let is_taken = known.is_some_and(|known| (known.holder, known.liveness) != (token.holder, token.liveness));
+    if is_other {
+        told.push(Told::Happened(if is_taken { Incident::MoveTakenOver } else { Incident::MoveBegun }));
+    }
+    let hands_over = |token: &paxos::system::Token| matches!(token.step, Step::Handover(_));
+    if hands_over(token) && (is_other || !known.is_some_and(hands_over)) {
+        told.push(Told::Happened(Incident::HandedOver));
+    }
+    told
 }
 
 /// Bytes of a snapshot, so that it takes several messages.
@@ -79,8 +103,21 @@ impl Program for Core {
         let process = Process { node: seat.me, incarnation: mix(out.token << 8 ^ u64::from(seat.me.0)) };
         let node = Node::start(process, &options, &groups, records, now, &mut effects);
         let applications = seat.groups.iter().map(|group| (*group, Application::default())).collect();
-        let mut core = Core { node, effects, applications, everyone: seat.everyone.to_vec(), prepares: None };
+        let mut core = Core {
+            me: seat.me,
+            everyone: seat.everyone.to_vec(),
+            pause: options.resend,
+            made_known: Instant::default(),
+            node,
+            effects,
+            applications,
+            prepares: None,
+            system: System::default(),
+            leaves: BTreeMap::new(),
+        };
         core.collect(out);
+        // It has them from its own disk.
+        out.told.retain(|told| *told != Told::Happened(Incident::SnapshotInstalled));
         core
     }
 
@@ -102,6 +139,11 @@ impl Program for Core {
         };
         self.effects.token = Token(out.token);
         self.node.step(now, input, &mut self.effects);
+        if let Some(Obeyed { of, step: Step::Handover(Scheme::Shorten | Scheme::Wait), .. }) = self.node.orders(now)
+            && of.from == self.me
+        {
+            self.leaves.insert(of.group, of);
+        }
         self.collect(out);
     }
 
@@ -109,9 +151,19 @@ impl Program for Core {
         matches!(message, Message::Orders(_))
     }
 
-    fn orders(&self, now: Instant) -> Option<Ordered> {
-        let Obeyed { of, until, .. } = self.node.orders(now)?;
-        Some(Ordered { fence: of.fence.0, group: of.group, epoch: of.epoch.0, until })
+    fn orders(&self, now: Instant) -> Vec<Ordered> {
+        let obeyed = self.node.orders(now).map(|Obeyed { of, until, .. }| (of, until));
+        let leaves = self.leaves.values().filter_map(|of| {
+            let group = self.node.group(of.group)?;
+            let is_told = group.tip().mastership.shortened.is_some();
+            Some((*of, group.serves_until()?)).filter(|_| is_told && group.agreed().mastership.tenure.epoch == of.epoch)
+        });
+        let ordered = |(of, until): (Move, _)| Ordered { fence: of.fence.0, group: of.group, epoch: of.epoch.0, until };
+        obeyed.into_iter().chain(leaves).map(ordered).collect()
+    }
+
+    fn moves(&self) -> Option<u64> {
+        self.node.system().token().map(|token| token.fence.0)
     }
 
     /// Makes all nodes known to the system group; and what is to be prepared is done, but for now and then.
@@ -122,9 +174,10 @@ impl Program for Core {
             self.collect(out);
         }
         let Some(group) = self.node.group(GroupId::SYSTEM) else { return };
-        if group.serves(now).is_none() {
+        if group.serves(now).is_none() || now < self.made_known + self.pause {
             return;
         }
+        self.made_known = now;
         self.effects.token = Token(out.token);
         let known = self.node.system().nodes();
         let unknown: Vec<NodeId> = self.everyone.iter().copied().filter(|node| !known.contains_key(node)).collect();
@@ -220,6 +273,8 @@ impl Core {
         if let Some(slot) = applied {
             let state = hash_of(0, &self.node.system().snapshot());
             out.told.push(Told::Applied { group: GroupId::SYSTEM, slot, state });
+            out.told.extend(happened_to_nodes(&self.system, self.node.system()));
+            self.system = self.node.system().clone();
         }
     }
 
@@ -231,7 +286,7 @@ impl Core {
                 // The node itself is the application of the system group, and makes its snapshots.
                 let chain = if group == GroupId::SYSTEM { value } else { mix(application.last() ^ value) };
                 application.chain.push(chain);
-                out.told.extend(application.happened(&entry.value, group == GroupId::SYSTEM).map(Told::Happened));
+                out.told.extend(application.happened(&entry.value).map(Told::Happened));
                 if let Value::Data(batch) = &entry.value
                     && group != GroupId::SYSTEM
                 {
@@ -261,13 +316,21 @@ impl Core {
             Event::Declined { .. } => Told::Happened(Incident::ConsentRefused),
             Event::MasterChanged(mastership) => {
                 out.told.push(Told::Mastered { group, epoch: mastership.tenure.epoch.0 });
-                let before = application.mastership.replace(mastership);
-                let was_shortened = before.is_some_and(|before| before.shortened.is_some());
-                Told::Happened(match application.wish.take() {
-                    Some(Claim::Waited { .. }) if was_shortened => Incident::MovedByShortening,
-                    Some(Claim::Waited { .. }) | None => Incident::LeaseExpired,
-                    Some(Claim::Own { .. }) => Incident::OwnAgain,
-                    Some(Claim::Consent { .. }) => Incident::MovedByConsent,
+                let is_its_end = |token: &paxos::system::Token| {
+                    let is_later = mastership.tenure.epoch > token.epoch;
+                    is_later && (token.group, Some(token.to)) == (group, mastership.node)
+                };
+                if self.node.system().token().is_some_and(is_its_end) {
+                    out.told.push(Told::Happened(Incident::Moved));
+                }
+                let before = application.mastership.replace(mastership).filter(|before| before.node.is_some());
+                let Some((before, claim)) = before.zip(application.wish.take()) else { return };
+                let was_named = before.shortened.is_some_and(|shortened| Some(shortened.to) == mastership.node);
+                Told::Happened(match claim {
+                    Claim::Waited { .. } if was_named => Incident::MovedByShortening,
+                    Claim::Waited { .. } => Incident::LeaseExpired,
+                    Claim::Own { .. } => Incident::OwnAgain,
+                    Claim::Consent { .. } => Incident::MovedByConsent,
                 })
             }
             Event::Prepare { of, what } => {
@@ -298,7 +361,7 @@ fn stands_for(entry: &paxos::Entry) -> u64 {
     mix(hash)
 }
 
-fn hash_of(start: u64, bytes: &[u8]) -> u64 {
+pub(super) fn hash_of(start: u64, bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(start, |hash, chunk| {
         let word = chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
         mix(hash ^ word)

@@ -114,14 +114,22 @@ impl<P: Program> World<P> {
         }
     }
 
-    /// Whoever makes a move, in the midst of it: another has to go on with that.
+    /// Whoever makes a move, in the midst of it: another has to go on with that. Or who is to leave by it is late.
     pub(super) fn ambush_move(&mut self, holder: usize) {
         if !self.may_ambush() {
             return;
         }
-        match self.random.below(4) {
-            0 => self.isolate(holder),
-            1 => self.crash_soon(holder, self.slot()),
+        let leaving = self.checks.moving().filter(|node| self.is_up(*node) && !self.nodes[*node].is_paused);
+        match (self.random.below(6), leaving) {
+            (0, _) => self.isolate(holder),
+            (4, _) => self.crash_soon(holder, self.slot()),
+            (1..4, Some(node)) if self.knobs.has(Fault::Pauses) => {
+                let lease = u64::try_from(self.knobs.options.lease.as_micros()).expect("it is short");
+                // Its lease is not over by that.
+                let time = lease / 8 + self.random.below(lease / 2);
+                self.checks.happened(Incident::Pause);
+                self.pause(node, time);
+            }
             _ => {
                 let node = self.random.index(self.nodes.len());
                 let after = self.random.below(self.slot());
@@ -186,7 +194,7 @@ impl<P: Program> World<P> {
         self.order(master, group, Order::Shorten(to, remaining))
     }
 
-    /// Nodes that take part: members as far as the node knows that served last.
+    /// Members as far as the node knows that has decided most.
     fn members(&self, group: GroupId) -> Vec<NodeId> {
         let views = self.nodes.iter().filter_map(|member| member.program.as_ref()).map(|program| program.view(group));
         let newest = views.max_by_key(|view| view.decided);
@@ -229,8 +237,11 @@ impl<P: Program> World<P> {
         let damaged = (0..self.nodes.len()).find(|node| is_member(node) && self.nodes[*node].is_doomed);
         let outside: Vec<usize> =
             (0..self.nodes.len()).filter(|node| !is_member(node) && !self.nodes[*node].is_doomed).collect();
+        if self.dismissed.iter().any(|(from, node)| *from == group && !members.contains(node)) {
+            self.checks.happened(Incident::Dismissed);
+        }
         if let Some(node) = damaged {
-            self.checks.happened(Incident::Replaced);
+            self.dismissed.insert((group, self.nodes[node].id));
             self.order(master, group, Order::Dismiss(self.nodes[node].id))?;
         } else if members.len() > 3 && dice.coin() && (0..self.nodes.len()).all(|node| self.can_spare(node)) {
             let leaving = members[dice.index(members.len())];
@@ -283,17 +294,31 @@ impl<P: Program> World<P> {
             false => world.checks.count(group.0 as usize),
         };
         let before: Vec<u64> = self.groups.iter().map(|group| count(self, *group)).collect();
+        let renewed_before = self.checks.renewals().to_vec();
+        let move_before = self.move_known(&core);
         while self.now < begun + patience {
             self.run(1_000, begun + patience)?;
             let mut groups = self.groups.iter().zip(&before);
-            let goes_on = groups.all(|(group, before)| count(self, *group) >= before + 5);
-            if goes_on {
+            let decide = groups.all(|(group, before)| count(self, *group) >= before + 5);
+            // Whom its master does not hear, or who finds no room there, cannot be alive.
+            let mut renewals = self.checks.renewals().iter().zip(&renewed_before).zip(&core);
+            let is_alive = renewals.any(|((last, before), is_core)| *is_core && last > before);
+            let is_over = move_before.is_none_or(|before| self.move_known(&core) != Some(before));
+            let is_alone = !can_serve || !self.knobs.has_system;
+            if decide && (is_alone || is_alive && is_over) {
                 self.checks.happened(Incident::Healed);
                 return Ok(());
             }
         }
         let story = format!("{} microseconds after the healing of {core:?}", self.now - begun);
         Err(Violation { rule: Rule::GoesOn, story })
+    }
+
+    /// The move that may be under way, as far as the node of the core knows that has decided most of the system group.
+    fn move_known(&self, core: &[bool]) -> Option<u64> {
+        let nodes = self.nodes.iter().zip(core).filter(|(_, is_core)| **is_core && self.knobs.has_system);
+        let programs = nodes.filter_map(|(member, _)| member.program.as_ref());
+        programs.max_by_key(|program| program.view(GroupId::SYSTEM).decided)?.moves()
     }
 
     /// All that are well, or all of them but one if the others are enough, whatever configuration holds.

@@ -39,6 +39,8 @@ pub(super) struct World<P: Program> {
     pub(super) trace: u64,
     /// Whose admission was ordered, which may come of it at any time.
     pub(super) invited: BTreeSet<(GroupId, NodeId)>,
+    /// Whose dismissal was ordered as its disk is damaged.
+    pub(super) dismissed: BTreeSet<(GroupId, NodeId)>,
     /// The trace as lines, if anybody wants to read it.
     pub(super) lines: Option<Vec<String>>,
 }
@@ -119,6 +121,7 @@ impl<P: Program> World<P> {
             everyone,
             trace: 0,
             invited: BTreeSet::new(),
+            dismissed: BTreeSet::new(),
             lines: is_read.then(Vec::new),
             random,
             knobs,
@@ -330,7 +333,7 @@ impl<P: Program> World<P> {
             self.checks.one_serves(index, clocks)?;
         }
         let now = self.clock(node);
-        let ordered = self.nodes[node].program.as_ref().and_then(|program| program.orders(now));
+        let ordered = self.nodes[node].program.as_ref().map(|program| program.orders(now)).unwrap_or_default();
         self.checks.ordered(node, ordered);
         self.checks.one_moves(|other| Instant(self.nodes[other].clock.read(self.now)))
     }
@@ -345,6 +348,10 @@ impl<P: Program> World<P> {
             }
             Told::Installed { group, slot, chain } => self.checks.installed(node, index(group), slot, chain),
             Told::Applied { group, slot, state } => self.checks.applied(node, index(group), slot, state),
+            Told::Renewed { node, at } => {
+                self.checks.renewed(self.index(node), at);
+                Ok(())
+            }
             Told::Holds { group, slot, id } => self.checks.holds(index(group), slot, id),
             Told::Acknowledged { group, slot, id } => {
                 let view = self.nodes[node].program.as_ref().map(|program| program.view(group));

@@ -34,6 +34,7 @@ fn raft_rs_holds_in_this_world() {
         Incident::MoveBegun,
         Incident::MoveTakenOver,
         Incident::HandedOver,
+        Incident::Moved,
     ];
     for incident in Incident::ALL.into_iter().filter(|incident| !ours.contains(incident)) {
         assert!(coverage.of(incident) > 0, "{incident:?} never is: {coverage}");
