@@ -20,7 +20,10 @@ impl Group {
             if self.promise_synced {
                 self.tell_promise(from, now, effects);
             }
-        } else if ballot <= self.promised || !self.may_promise(from, over, now) || trial && self.is_taught(from, now) {
+        } else if ballot <= self.promised
+            || !self.may_promise(from, over, now)
+            || trial && self.is_with_another(from, now)
+        {
             self.send(from, Message::Refuse { ballot, promised: self.promised }, effects);
         } else if trial {
             let (last, idle) = (self.log.last(), self.lease.idle(now));
@@ -28,13 +31,15 @@ impl Group {
         } else {
             self.step_down(effects);
             self.promise(ballot, Some(from), effects);
-            self.give_way(now);
         }
     }
 
-    /// Whether another leads, and is about to bring this node's log up to its own: with one who undoes that before it is done,
-    /// and another who undoes his, nobody would ever have.
-    fn is_taught(&self, candidate: NodeId, now: Instant) -> bool {
+    /// Whether another has this node's promise, which is not durable yet, or leads, and is about to bring this node's log up to
+    /// its own: with one who undoes that before it is done, and another who undoes his, nobody would ever have.
+    fn is_with_another(&self, candidate: NodeId, now: Instant) -> bool {
+        if !self.promise_synced && self.promised.node != candidate {
+            return true;
+        }
         let Role::Follower(following) = &self.role else { return false };
         let is_heard = self.is_led_until(following).is_some_and(|until| now < until);
         let is_behind = self.log.last().ballot < self.promised;
@@ -88,7 +93,9 @@ impl Group {
                 return self.send(from, Message::Accepted { ballot, slot: end }, effects);
             }
             assert!(after.slot > self.decided, "what is decided is the same in every log");
-            let slot = if after.slot > self.log.last().slot { self.log.last().slot } else { self.decided };
+            let Role::Follower(following) = &self.role else { return };
+            let known = following.matched.max(self.decided);
+            let slot = if after.slot > self.log.last().slot { self.log.last().slot } else { known };
             return self.send(from, Message::Gap { ballot, slot }, effects);
         }
         let is_fresh = self.append(after.slot, entries, now, effects);
@@ -141,7 +148,7 @@ impl Group {
         }
         if is_pulled {
             let through = (got == len).then_some(head.position);
-            self.pull_on(through, got, effects);
+            self.pull_on(through, got, now, effects);
         } else {
             if let Role::Follower(following) = &mut self.role
                 && got == len

@@ -23,6 +23,8 @@ pub(super) struct Candidacy {
     over: Over,
     since: Instant,
     asked: Instant,
+    /// How often somebody refused though it has promised nothing greater.
+    refusals: u32,
     promises: BTreeMap<NodeId, Promise>,
     pulling: Option<Pulling>,
 }
@@ -60,7 +62,10 @@ impl Group {
         let Role::Follower(following) = &self.role else { return };
         let is_led = self.is_led_until(following).is_some_and(|until| now < until);
         let is_rightful = self.is_rightful(following);
-        // It is an acceptor, too.
+        // It is an acceptor, too, and who has its promise, which is not durable yet, may lead by it.
+        if !self.promise_synced {
+            return;
+        }
         let is_allowed = |over: Over| self.tip.has(self.me) && self.may_promise(self.me, over, now);
         let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
         if let Some(taking) = taking.filter(|_| self.is_next_from().is_some_and(|from| now >= from)) {
@@ -97,7 +102,7 @@ impl Group {
 
     /// When [`Group::consider`] does something.
     pub(super) fn considers_at(&self, following: &Following) -> Option<Instant> {
-        if !self.tip.has(self.me) {
+        if !self.tip.has(self.me) || !self.promise_synced {
             return None;
         }
         let (taken, (_, over)) = self.may_take_from()?;
@@ -133,7 +138,8 @@ impl Group {
         self.ambition.since = None;
         self.ambition.attempts = self.ambition.attempts.saturating_add(1);
         let (promises, pulling) = (BTreeMap::new(), None);
-        let candidacy = Candidacy { ballot, is_trial, claim, over, since: now, asked: now, promises, pulling };
+        let (since, asked, refusals) = (now, now, 0);
+        let candidacy = Candidacy { ballot, is_trial, claim, over, since, asked, refusals, promises, pulling };
         self.role = Role::Candidate(candidacy);
         if !is_trial {
             self.promise(ballot, None, effects);
@@ -186,8 +192,10 @@ impl Group {
             && candidacy.ballot == ballot
             && promised < ballot
         {
-            // It saw the lease a little later, and is asked again a little later.
-            candidacy.asked = candidacy.asked.min(now + self.options.stagger / 2 - self.options.resend);
+            // It saw the lease a little later, and is asked again a little later; if it knows one that is not over, not so soon again.
+            let pause = (self.options.stagger / 2 * (1 << candidacy.refusals.min(10))).min(self.options.resend);
+            candidacy.refusals += 1;
+            candidacy.asked = candidacy.asked.min(now + pause - self.options.resend);
             return;
         }
         if matches!(&self.role, Role::Candidate(candidacy) if candidacy.ballot == ballot && candidacy.is_trial && promised >= ballot)
@@ -313,18 +321,25 @@ impl Group {
         let through = Position { ballot: last.ballot, slot: crate::ids::Slot(after.slot.0 + entries.len() as u64) };
         let seen = self.pulled_since(from).unwrap_or(now);
         self.append(after.slot, entries, seen, effects);
-        self.pull_on(Some(through), 0, effects);
+        self.pull_on(Some(through), 0, now, effects);
         self.count_promises(now, effects);
     }
 
     /// The log is the other's up to `through`, or so many bytes of a snapshot are here.
-    pub(super) fn pull_on(&mut self, through: Option<Position>, offset: u64, effects: &mut Effects) {
+    pub(super) fn pull_on(&mut self, through: Option<Position>, offset: u64, now: Instant, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &mut self.role else { return };
         let Some(pulling) = &mut candidacy.pulling else { return };
         match through {
-            Some(through) => (pulling.through, pulling.offset) = (through, 0),
-            None => pulling.offset = offset,
+            Some(through) if through.slot > pulling.through.slot => (pulling.through, pulling.offset) = (through, 0),
+            None if offset > pulling.offset => pulling.offset = offset,
+            Some(_) => return,
+            // It came twice; or the other has another snapshot by now, and is asked for that after a while.
+            None => {
+                pulling.offset = offset;
+                return;
+            }
         }
+        (candidacy.since, candidacy.asked) = (now, now);
         let promise = candidacy.promises.get(&pulling.from);
         if promise.is_some_and(|promise| pulling.through >= promise.last) {
             candidacy.pulling = None;

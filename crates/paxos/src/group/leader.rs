@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -65,6 +66,8 @@ struct Peer {
     gap: Option<Slot>,
     /// How much it has of a snapshot.
     offset: u64,
+    /// How often what it lacks of that was sent again, since it had more of it.
+    repeats: u32,
     #[cfg(feature = "mutants")]
     stale: Option<crate::entry::Position>,
 }
@@ -115,6 +118,7 @@ impl Peer {
             is_asked: false,
             gap: None,
             offset: 0,
+            repeats: 0,
             #[cfg(feature = "mutants")]
             stale: None,
         }
@@ -124,6 +128,13 @@ impl Peer {
         (self.start, self.next, self.since) = (after, after.next(), now);
         self.flight.clear();
         (self.flight_bytes, self.burst) = (0, 1);
+    }
+
+    /// After how long a silence what it was sent is taken for lost. A part of a snapshot is large: where it takes longer than
+    /// that, parts sent again would be in the way of each other.
+    fn patience(&self, base: Slot, options: &Options) -> Duration {
+        let is_behind = self.next <= base;
+        options.resend * if is_behind { 1 << self.repeats.min(2) } else { 1 }
     }
 
     fn has(&mut self, slot: Slot, now: Instant) {
@@ -292,7 +303,8 @@ impl Group {
         let Role::Leader(leading) = &mut self.role else { return };
         let joining = leading.admitting;
         // Who is dismissed hears of it.
-        let hears = |node: NodeId| self.tip.has(node) || self.agreed.has(node) || self.learners.contains(&node);
+        let hears =
+            |node: NodeId| self.tip.has(node) || self.agreed.has(node) || self.learners.binary_search(&node).is_ok();
         let stays = |node: &NodeId| *node != self.me && (hears(*node) || joining == Some(*node));
         leading.peers.retain(|node, _| stays(node));
         for node in self.tip.members.iter().chain(&self.learners).copied().chain(joining).filter(&stays) {
@@ -332,7 +344,7 @@ impl Group {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
         let of_peers = leading.peers.values().flat_map(|peer| {
-            let late = (peer.matched < last).then(|| peer.since + resend);
+            let late = (peer.matched < last).then(|| peer.since + peer.patience(base, &self.options));
             let hears = peer.next > base;
             let untold = (hears && peer.told < self.decided).then(|| leading.advanced + linger);
             let silent = (hears && !serves).then(|| peer.sent + resend);
@@ -376,7 +388,7 @@ impl Group {
         for (node, peer) in &mut leading.peers {
             let is_behind = peer.next <= base;
             let is_untold = peer.told < self.decided && has_lingered;
-            let is_late = peer.matched < last && now.since(peer.since) >= self.options.resend;
+            let is_late = peer.matched < last && now.since(peer.since) >= peer.patience(base, &self.options);
             // Who does not serve says at least that it is there.
             let is_silent = !serves && now.since(peer.sent) >= self.options.resend;
             if !is_late && (is_behind || !is_untold && !is_silent) {
@@ -388,6 +400,7 @@ impl Group {
                 peer.begin_again(peer.start, now);
             }
             if peer.next <= base {
+                peer.repeats += 1;
                 behind.push((*node, peer.offset));
                 continue;
             }
@@ -426,15 +439,18 @@ impl Group {
         now: Instant,
         effects: &mut Effects,
     ) {
-        let Some(peer) = self.peer(from, ballot) else { return };
-        (peer.since, peer.is_asked) = (now, false);
         let Some(snapshot) = self.snapshot.as_ref().filter(|snapshot| snapshot.position.slot == slot) else { return };
         let is_whole = offset >= snapshot.application.len() as u64;
-        let Some(peer) = self.peer(from, ballot) else { return };
-        if offset > peer.offset {
-            peer.got_on = now;
-        }
+        let Some(peer) = self.peer(from, ballot).filter(|peer| peer.next <= slot) else { return };
+        peer.is_asked = false;
+        let has_more = is_whole || offset > peer.offset;
         peer.offset = if is_whole { 0 } else { offset };
+        // What says so once more is not answered, or there would be two of all that follows. Who has less than it said, as it
+        // was started anew, is sent that after a while.
+        if !has_more {
+            return;
+        }
+        (peer.since, peer.got_on, peer.repeats) = (now, now, 0);
         if is_whole {
             peer.begin_again(slot.max(peer.matched), now);
         } else {

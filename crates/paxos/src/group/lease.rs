@@ -56,8 +56,9 @@ struct Yielded {
 struct GivenUp {
     tenure: Tenure,
     at: Instant,
-    /// When the others were told last.
+    /// When the others were told last, and how often.
     told: Instant,
+    times: u32,
 }
 
 impl Lease {
@@ -233,6 +234,10 @@ impl Group {
         if let Some(yielded) = self.lease.yielded.as_mut().filter(|yielded| is_its && yielded.tenure == tenure) {
             if yielded.to == from {
                 yielded.is_told = false;
+                if !matches!(self.role, Role::Leader(_)) {
+                    // It has stopped, and will have decided nothing more.
+                    self.send(from, Message::Consent { tenure, taker: from }, effects);
+                }
                 return;
             }
         } else if is_its && self.tip.has(from) && self.serves(now).is_some() && !self.is_capped() {
@@ -274,7 +279,10 @@ impl Group {
             }
         };
         if mastership.node == Some(self.me) && holds_others {
-            self.lease.given_up = Some(GivenUp { tenure: mastership.tenure, at: now, told: now });
+            let tenure = mastership.tenure;
+            let before = self.lease.given_up.filter(|given_up| given_up.tenure == tenure);
+            let times = before.map_or(0, |given_up| given_up.times).saturating_add(1);
+            self.lease.given_up = Some(GivenUp { tenure, at: now, told: now, times });
             self.tell_given_up(effects);
         }
     }
@@ -284,7 +292,7 @@ impl Group {
             return;
         }
         if let Some(given_up) = &mut self.lease.given_up {
-            given_up.told = now;
+            (given_up.told, given_up.times) = (now, given_up.times.saturating_add(1));
         }
         self.tell_given_up(effects);
     }
@@ -292,7 +300,7 @@ impl Group {
     /// When [`Group::offer`] does something.
     pub(super) fn offers_at(&self) -> Option<Instant> {
         let given_up = self.lease.given_up.filter(|given_up| given_up.tenure == self.tip.mastership.tenure)?;
-        Some(given_up.told + self.options.resend)
+        Some(given_up.told + self.options.resend * (1 << (given_up.times - 1).min(5)))
     }
 
     fn tell_given_up(&self, effects: &mut Effects) {

@@ -198,7 +198,10 @@ impl Group {
             Input::Forward { entry } => self.forward(entry, now, effects),
             Input::Snapshot { slot, application } => self.take_snapshot(slot, application, now, effects),
             Input::Liveness { liveness, until } => self.lease.of_node = (liveness, until),
-            Input::Learners(nodes) => self.learners = nodes,
+            Input::Learners(mut nodes) => {
+                nodes.sort_unstable();
+                self.learners = nodes;
+            }
             Input::Expired { node, liveness } => self.lease.note_expired(node, liveness),
             Input::Admit { node } => self.admit(node),
             Input::Dismiss { node } => self.dismiss(node),
@@ -356,6 +359,7 @@ impl Group {
                     self.promise_synced = true;
                     if let Some(to) = to {
                         self.tell_promise(to, now, effects);
+                        self.give_way(now);
                     }
                 }
                 Unsynced::Promise(..) => {}

@@ -65,6 +65,8 @@ pub(super) struct Checks {
     serving: Vec<Vec<Option<(Instant, u64)>>>,
     /// Of each node: its parts in moves.
     ordered: Vec<Vec<Ordered>>,
+    /// The move that the token is for, and the slot that says so.
+    token: (Option<u64>, Slot),
     /// Where each node was alive last.
     renewed: Vec<Slot>,
     /// Of each group: the last mastership that is decided.
@@ -94,6 +96,7 @@ impl Checks {
             vowed: vec![vec![Ballot::NONE; groups]; nodes],
             serving: vec![vec![None; groups]; nodes],
             ordered: vec![Vec::new(); nodes],
+            token: (None, Slot(0)),
             renewed: vec![Slot(0); nodes],
             epochs: vec![0; groups],
             disks: vec![vec![Shadow::default(); groups]; nodes],
@@ -233,6 +236,12 @@ impl Checks {
         self.epochs[group] = epoch.max(self.epochs[group]);
     }
 
+    pub(super) fn token(&mut self, fence: Option<u64>, at: Slot) {
+        if at > self.token.1 {
+            self.token = (fence, at);
+        }
+    }
+
     pub(super) fn renewed(&mut self, node: usize, at: Slot) {
         self.renewed[node] = at.max(self.renewed[node]);
     }
@@ -258,11 +267,15 @@ impl Checks {
         let all = self.ordered.iter().enumerate();
         let all = all.flat_map(|(node, ordered)| ordered.iter().map(move |ordered| (node, *ordered)));
         let mut live = all.filter(|(node, ordered)| is_live(*node, ordered));
-        let Some((one, first)) = live.next() else { return Ok(()) };
-        match live.find(|(_, other)| other.fence != first.fence) {
-            Some((two, other)) if !self.is_clock_broken => {
-                let name = |node, of: Ordered| format!("n{} under {} until {}", node + 1, of.fence, of.until.0);
-                broken(Rule::OneMove, format!("{} and {} have a part in a move", name(one, first), name(two, other)))
+        match live.find(|(_, ordered)| Some(ordered.fence) != self.token.0) {
+            Some((node, Ordered { fence, until, .. })) if !self.is_clock_broken => {
+                let until = until.0;
+                let story = format!(
+                    "n{} has a part in {fence} until {until}, and the token is for {:?}",
+                    node + 1,
+                    self.token.0
+                );
+                broken(Rule::OneMove, story)
             }
             Some(_) | None => Ok(()),
         }

@@ -127,8 +127,9 @@ impl Knobs {
         let slowest_sync = of(random, &[200, 1_000, 10_000]);
         let has_system = random.coin();
         let moves = has_system && random.below(3) == 0;
-        // Where masters are moved, often: with each a lease has to be over.
-        let is_short = random.coin() || moves;
+        // Where masters are moved, often: with each a lease has to be over. But what is left of a long one may be in the way of the
+        // next move.
+        let is_short = random.coin() || moves && random.below(3) > 0;
         let lease = if is_short { micros(random, 5_000, 20_000) } else { micros(random, 20_000, 150_000) };
         // In most runs a slot can be decided before the lease is over that it renews.
         let lease = if random.below(8) == 0 { lease } else { lease + 2 * slowest + 2 * slowest_sync };
@@ -171,7 +172,9 @@ impl Knobs {
                 + if moves { 4_000 } else { 0 }
                 + if random.below(8) == 0 { 10_000 } else { 0 },
             nodes: if random.below(3) == 0 { 5 } else { 3 },
-            groups: u32::try_from(1 + random.below(if has_system { 4 } else { 2 })).expect("it is small"),
+            // Of several to be moved one waits for the other.
+            groups: u32::try_from(1 + u64::from(moves) + random.below(if has_system { 4 } else { 2 }))
+                .expect("it is small"),
             has_system,
             delay: (50, slowest),
             sync: (20, slowest_sync),

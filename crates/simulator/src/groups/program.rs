@@ -133,6 +133,11 @@ pub enum Told {
         node: NodeId,
         at: Slot,
     },
+    /// Whose move the token is for, after this slot of the system group.
+    Token {
+        fence: Option<u64>,
+        at: Slot,
+    },
     Acknowledged {
         group: GroupId,
         slot: Slot,

@@ -81,8 +81,8 @@ fn happened_to_nodes(before: &System, after: &System) -> Vec<Told> {
     if is_other {
         told.push(Told::Happened(if is_taken { Incident::MoveTakenOver } else { Incident::MoveBegun }));
     }
-    let hands_over = |token: &paxos::system::Token| matches!(token.step, Step::Handover(_));
-    if hands_over(token) && (is_other || !known.is_some_and(hands_over)) {
+    let is_further = is_other || known.is_some_and(|known| known.step != token.step);
+    if is_further && matches!(token.step, Step::Handover(_)) {
         told.push(Told::Happened(Incident::HandedOver));
     }
     told
@@ -273,6 +273,8 @@ impl Core {
         if let Some(slot) = applied {
             let state = hash_of(0, &self.node.system().snapshot());
             out.told.push(Told::Applied { group: GroupId::SYSTEM, slot, state });
+            let fence = self.moves();
+            out.told.push(Told::Token { fence, at: slot });
             out.told.extend(happened_to_nodes(&self.system, self.node.system()));
             self.system = self.node.system().clone();
         }

@@ -348,6 +348,10 @@ impl<P: Program> World<P> {
             }
             Told::Installed { group, slot, chain } => self.checks.installed(node, index(group), slot, chain),
             Told::Applied { group, slot, state } => self.checks.applied(node, index(group), slot, state),
+            Told::Token { fence, at } => {
+                self.checks.token(fence, at);
+                Ok(())
+            }
             Told::Renewed { node, at } => {
                 self.checks.renewed(self.index(node), at);
                 Ok(())
