@@ -44,7 +44,7 @@ pub struct Options {
     pub retry: Duration,
     /// The limit of each preparation.
     pub prepare_within: Duration,
-    /// The limit of a hand-over by consent, or by a lease cut short.
+    /// The limit of a hand-over by consent, or by a lease cut short. More than `remaining`.
     pub handover_within: Duration,
     /// The limit of a hand-over by waiting: more than a master's lease and an election.
     pub lease_within: Duration,
@@ -226,8 +226,7 @@ impl Mover {
     }
 
     /// Whether it has begun this step, and wants that it comes about.
-    #[must_use]
-    pub fn is_at(&self, step: Step) -> bool {
+    pub(crate) fn is_at(&self, step: Step) -> bool {
         self.stage.is_some_and(|stage| stage.want == Some(step) && stage.has_begun)
     }
 

@@ -77,7 +77,8 @@ impl Node {
     /// A node with the records of its journal, in order. `groups` are those it is to be a member of, with their founders.
     ///
     /// # Panics
-    /// As [`Group::start`], and if with these options a move's token could be taken over while its holder acts.
+    /// As [`Group::start`], and if with these options a move's token could be taken over while its holder acts, or a master had no time
+    /// to leave within its orders.
     pub fn start(
         process: Process,
         options: &Arc<Options>,

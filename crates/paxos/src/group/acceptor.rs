@@ -34,16 +34,22 @@ impl Group {
         }
     }
 
-    /// Whether another has this node's promise, which is not durable yet, or leads, and is about to bring this node's log up to
-    /// its own: with one who undoes that before it is done, and another who undoes his, nobody would ever have.
+    /// Whether another is about to lead by this node's promise, or leads and is about to bring this node's log up to its own: with
+    /// one who undoes that before it is done, and another who undoes his, nobody would ever have.
     fn is_with_another(&self, candidate: NodeId, now: Instant) -> bool {
-        if !self.promise_synced && self.promised.node != candidate {
-            return true;
+        if self.promised.node == candidate {
+            return false;
         }
-        let Role::Follower(following) = &self.role else { return false };
-        let is_heard = self.is_led_until(following).is_some_and(|until| now < until);
-        let is_behind = self.log.last().ballot < self.promised;
-        following.leader == Some(self.promised) && self.promised.node != candidate && is_heard && is_behind
+        match &self.role {
+            _ if !self.promise_synced => true,
+            Role::Follower(following) => {
+                let is_heard = self.is_led_until(following).is_some_and(|until| now < until);
+                let is_behind = self.log.last().ballot < self.promised;
+                following.leader == Some(self.promised) && is_heard && is_behind
+            }
+            Role::Candidate(candidacy) => candidacy.is_in_earnest(now, &self.options),
+            Role::Leader(_) => false,
+        }
     }
 
     pub(super) fn tell_promise(&self, to: NodeId, now: Instant, effects: &mut Effects) {

@@ -12,6 +12,7 @@ use crate::effects::{Effects, Event};
 use crate::entry::{Claim, Entry, Position};
 use crate::ids::{Ballot, Instant, NodeId};
 use crate::message::{Message, Over};
+use crate::options::Options;
 use crate::simulation::Mutant;
 
 #[derive(Debug)]
@@ -43,6 +44,13 @@ struct Pulling {
     through: Position,
     /// Of a snapshot that comes first.
     offset: u64,
+}
+
+impl Candidacy {
+    /// Whether it is no trial, and got on a short while ago.
+    pub(super) fn is_in_earnest(&self, now: Instant, options: &Options) -> bool {
+        !self.is_trial && now.since(self.since) < 4 * options.resend
+    }
 }
 
 /// When to be a candidate.
@@ -329,15 +337,15 @@ impl Group {
     pub(super) fn pull_on(&mut self, through: Option<Position>, offset: u64, now: Instant, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &mut self.role else { return };
         let Some(pulling) = &mut candidacy.pulling else { return };
+        let has_more = through.map_or(offset > pulling.offset, |through| through.slot > pulling.through.slot);
         match through {
-            Some(through) if through.slot > pulling.through.slot => (pulling.through, pulling.offset) = (through, 0),
-            None if offset > pulling.offset => pulling.offset = offset,
-            Some(_) => return,
-            // It came twice; or the other has another snapshot by now, and is asked for that after a while.
-            None => {
-                pulling.offset = offset;
-                return;
-            }
+            Some(through) if has_more => (pulling.through, pulling.offset) = (through, 0),
+            Some(_) => {}
+            None => pulling.offset = offset,
+        }
+        // It came twice; or the other has another snapshot by now, and is asked for that after a while.
+        if !has_more {
+            return;
         }
         (candidacy.since, candidacy.asked) = (now, now);
         let promise = candidacy.promises.get(&pulling.from);

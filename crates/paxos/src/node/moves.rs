@@ -46,7 +46,7 @@ pub struct Obeyed {
 
 impl Moves {
     /// # Panics
-    /// A token could be taken over while what its holder ordered may be under way.
+    /// A token could be taken over while what its holder ordered may be under way, or no master could ever leave within its orders.
     pub(super) fn new(options: &Options) -> Self {
         let in_flight = options.stretched(options.mover.in_flight());
         assert!(options.mover.wait >= in_flight, "a token is waited for as long as its holder may act");

@@ -10,7 +10,7 @@ use paxos::mover::Move;
 use paxos::system::{Record as Change, Scheme, Step};
 use paxos::{
     Effects, Event, GroupId, Input, Instant, Message, Node, NodeId, NodeInput, Options, Process, ProposalId, Record,
-    Slot, Token,
+    Report, Slot, Token,
 };
 
 const NODES: u32 = 3;
@@ -242,10 +242,19 @@ fn spread(options: Options) -> Cluster {
     cluster
 }
 
-fn waits() -> Options {
+fn by(scheme: Scheme) -> Options {
     let mut options = Options::default();
-    options.mover.scheme = Scheme::Wait;
+    options.mover.scheme = scheme;
     options
+}
+
+/// A node that is about to be told that its lease is to run out, and the system group's master.
+fn hand_over() -> (Cluster, NodeId, NodeId) {
+    let mut cluster = spread(by(Scheme::Wait));
+    let node = drain(&mut cluster);
+    cluster.run_until(Step::Handover(Scheme::Wait));
+    let holder = cluster.master(GroupId::SYSTEM).unwrap();
+    (cluster, node, holder)
 }
 
 /// One that is not the system group's master.
@@ -319,9 +328,7 @@ fn a_lease_is_cut_short_or_waited_for_where_that_is_wanted() {
             "#]],
         ),
     ] {
-        let mut options = waits();
-        options.mover.scheme = scheme;
-        let mut cluster = spread(options);
+        let mut cluster = spread(by(scheme));
         drain(&mut cluster);
         cluster.run(9_000);
         cluster.check(&expected);
@@ -356,9 +363,7 @@ fn orders_that_were_long_on_their_way_are_not_obeyed() {
 /// One that is to end its lease and has no time left for that would be master when others are moved.
 #[test]
 fn a_master_that_could_not_leave_within_its_orders_stays() {
-    let mut cluster = spread(waits());
-    drain(&mut cluster);
-    cluster.run_until(Step::Handover(Scheme::Wait));
+    let (mut cluster, ..) = hand_over();
     // Of 20 s; a lease is 5 s.
     cluster.orders_take = Duration::from_millis(15_500);
     cluster.run(26_000);
@@ -371,10 +376,7 @@ fn a_master_that_could_not_leave_within_its_orders_stays() {
 
 #[test]
 fn a_move_that_became_moot_is_not_ordered_any_more() {
-    let mut cluster = spread(waits());
-    let node = drain(&mut cluster);
-    let holder = cluster.master(GroupId::SYSTEM).unwrap();
-    cluster.run_until(Step::Handover(Scheme::Wait));
+    let (mut cluster, node, holder) = hand_over();
     // Its report that asks for orders comes when the master to be is to have none.
     cluster.cut.insert((node.min(holder), node.max(holder)));
     cluster.run(300);
@@ -388,6 +390,36 @@ fn a_move_that_became_moot_is_not_ordered_any_more() {
         23.317 n1 prepares g1 for n2: TellProducers
         masters n1 n2 n3
     "#]]);
+}
+
+#[test]
+fn a_report_that_was_overtaken_by_a_later_one_of_its_process_is_not_answered() {
+    let (mut cluster, node, holder) = hand_over();
+    let mut is_answered = |process: u64, stamp: Instant| {
+        let report = Report { process, stamp, serves: Vec::new(), prepared: None, refused: None };
+        let message = Message::Report(report);
+        cluster.wire.clear();
+        cluster.step(holder, NodeInput::Message { from: node, group: GroupId::SYSTEM, message });
+        cluster.wire.iter().any(|(.., message)| matches!(message, Message::Orders(orders) if orders.stamp == stamp))
+    };
+    assert!(is_answered(7, Instant(9)));
+    assert!(is_answered(7, Instant(9)), "it came twice");
+    assert!(!is_answered(7, Instant(8)));
+    assert!(is_answered(8, Instant(1)), "another process has another clock");
+}
+
+#[test]
+#[should_panic(expected = "can do so within the time that it has")]
+fn a_lease_that_is_longer_than_a_move_may_take_is_refused() {
+    drop(Cluster::new(1, Options { lease: Duration::from_secs(20), ..Options::default() }));
+}
+
+#[test]
+#[should_panic(expected = "only records are proposed to the system group")]
+fn what_is_no_record_is_not_proposed_to_the_system_group() {
+    let mut cluster = spread(Options::default());
+    let propose = Input::Propose { id: ProposalId(1), entry: "no record".into() };
+    cluster.step(NodeId(1), NodeInput::Group { group: GroupId::SYSTEM, input: propose });
 }
 
 #[test]
