@@ -352,7 +352,7 @@ coded_enum!(Message {
     4 => Pull { ballot, after, offset },
     5 => Pulled { ballot, after, entries },
     6 => Accept { ballot, after, entries, decided },
-    7 => Accepted { ballot, slot },
+    7 => Accepted { ballot, slot, decided },
     8 => Gap { ballot, slot },
     9 => Snapshot { ballot, head, offset, part },
     10 => Received { ballot, slot, offset },

@@ -126,7 +126,7 @@ pub enum Event {
     },
     /// The slot decided last has made somebody master, or master anew.
     MasterChanged(Mastership),
-    /// This node serves from here on, until [`crate::Group::serves_until`].
+    /// This node serves from here on, until [`crate::Group::serves_until`], which may be over already.
     Serves {
         tenure: Tenure,
     },

@@ -48,10 +48,12 @@ pub enum Message {
         entries: Vec<Entry>,
         decided: Slot,
     },
-    /// All up to `slot` is durable, and the leader's.
+    /// All up to `slot` is durable, and the leader's; and up to where is known to be decided. Of who hears of no leader, it asks
+    /// whether more is.
     Accepted {
         ballot: Ballot,
         slot: Slot,
+        decided: Slot,
     },
     /// Entries are missing after `slot`, or what is there is not the leader's.
     Gap {
@@ -110,9 +112,10 @@ impl Message {
                 let is_linked = after.is_sound(*ballot) && are_sound(entries, *after, *ballot);
                 ballot.is_sound() && is_linked && decided.is_sound()
             }
-            Message::Accepted { ballot, slot }
-            | Message::Gap { ballot, slot }
-            | Message::Received { ballot, slot, .. } => ballot.is_sound() && slot.is_sound(),
+            Message::Accepted { ballot, slot, decided } => ballot.is_sound() && slot.is_sound() && decided.is_sound(),
+            Message::Gap { ballot, slot } | Message::Received { ballot, slot, .. } => {
+                ballot.is_sound() && slot.is_sound()
+            }
             Message::Snapshot { ballot, head, offset, part } => {
                 let until = offset.checked_add(part.len() as u64);
                 let Agreed { mastership, members } = &head.agreed;

@@ -57,6 +57,8 @@ pub enum Mutant {
     ShortensFromDecision,
     /// A candidate takes its own log, and not the one that is ahead.
     IgnoresLogAhead,
+    /// What is decided is told once, whether it was heard or not.
+    TellsOnce,
     /// A master whose paxos group is idle is taken to be gone, though its node is alive.
     TakesFromTheLiving,
     /// A process takes the lease of the one before it for its own.
@@ -77,7 +79,7 @@ pub enum Mutant {
 
 #[cfg(feature = "mutants")]
 impl Mutant {
-    pub const ALL: [Mutant; 27] = [
+    pub const ALL: [Mutant; 28] = [
         Mutant::ForgetsPromise,
         Mutant::LeadsBeforeSync,
         Mutant::VotesBeforeSync,
@@ -97,6 +99,7 @@ impl Mutant {
         Mutant::ChangesMembersTwice,
         Mutant::ShortensFromDecision,
         Mutant::IgnoresLogAhead,
+        Mutant::TellsOnce,
         Mutant::TakesFromTheLiving,
         Mutant::LivesOn,
         Mutant::TwoMoveTokens,

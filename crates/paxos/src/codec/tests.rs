@@ -178,7 +178,7 @@ fn messages() -> [(&'static str, Message); 19] {
         ("pull", Message::Pull { ballot, after, offset }),
         ("pulled", Message::Pulled { ballot, after, entries: entries() }),
         ("accept", Message::Accept { ballot, after, entries: entries(), decided: slot }),
-        ("accepted", Message::Accepted { ballot, slot }),
+        ("accepted", Message::Accepted { ballot, slot, decided: Slot(slot.0 - 1) }),
         ("gap", Message::Gap { ballot, slot }),
         ("snapshot", Message::Snapshot { ballot, head, offset: 2, part }),
         ("received", Message::Received { ballot, slot, offset }),
@@ -315,7 +315,11 @@ fn any_message() -> impl Strategy<Value = Message> {
         }),
         (any_ballot(), any_position(), any_entries(), any_slot())
             .prop_map(|(ballot, after, entries, decided)| Message::Accept { ballot, after, entries, decided }),
-        (any_ballot(), any_slot()).prop_map(|(ballot, slot)| Message::Accepted { ballot, slot }),
+        (any_ballot(), any_slot(), any_slot()).prop_map(|(ballot, slot, decided)| Message::Accepted {
+            ballot,
+            slot,
+            decided
+        }),
         (any_ballot(), any_slot()).prop_map(|(ballot, slot)| Message::Gap { ballot, slot }),
         (any_ballot(), head, any_number(), any_bytes()).prop_map(|(ballot, head, offset, part)| Message::Snapshot {
             ballot,

@@ -15,7 +15,13 @@ impl Group {
         now: Instant,
         effects: &mut Effects,
     ) {
-        if ballot == self.promised && ballot.node == from && !trial {
+        if ballot.node != from {
+            return;
+        }
+        if !trial {
+            self.note_taker(from, now);
+        }
+        if ballot == self.promised && !trial {
             // Again; or the answer is on its way, once it is durable.
             if self.promise_synced {
                 self.tell_promise(from, now, effects);
@@ -29,7 +35,7 @@ impl Group {
             let (last, idle) = (self.log.last(), self.lease.idle(now));
             self.send(from, Message::Promise { ballot, trial, last, idle }, effects);
         } else {
-            self.step_down(effects);
+            self.step_down(now, effects);
             self.promise(ballot, Some(from), effects);
         }
     }
@@ -64,11 +70,11 @@ impl Group {
             return false;
         }
         if ballot > self.promised {
-            self.step_down(effects);
+            self.step_down(now, effects);
             self.promise(ballot, None, effects);
         }
         if !matches!(&self.role, Role::Follower(following) if following.leader == Some(ballot)) {
-            self.follow(Some(ballot));
+            self.follow(Some(ballot), now);
         }
         if let Role::Follower(following) = &mut self.role {
             following.heard = now;
@@ -96,7 +102,7 @@ impl Group {
         let is_linked = after.slot < self.log.base().slot || self.log.position(after.slot) == Some(after);
         if !is_linked {
             if self.options.deviation.is(Mutant::VotesWithGap) && after.slot > self.log.last().slot {
-                return self.send(from, Message::Accepted { ballot, slot: end }, effects);
+                return self.send(from, Message::Accepted { ballot, slot: end, decided: self.decided }, effects);
             }
             assert!(after.slot > self.decided, "what is decided is the same in every log");
             let Role::Follower(following) = &self.role else { return };
@@ -128,8 +134,32 @@ impl Group {
         if slot > *told || again && slot == *matched {
             *told = slot.max(*told);
             let (to, ballot) = (ballot.node, *ballot);
-            self.send(to, Message::Accepted { ballot, slot }, effects);
+            self.send(to, Message::Accepted { ballot, slot, decided: self.decided }, effects);
         }
+    }
+
+    /// Who starts, or has promised somebody who does not lead, may not know all that is decided; and a leader that has nothing to
+    /// write says nothing to who knew it once.
+    pub(super) fn ask_around(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Follower(following) = &self.role else { return };
+        if self.asks_around_at(following).is_none_or(|at| now < at) {
+            return;
+        }
+        let Role::Follower(following) = &mut self.role else { return };
+        (following.heard, following.asks) = (now, following.asks.saturating_add(1));
+        let (ballot, slot, decided) = (self.promised, self.synced.min(self.decided), self.decided);
+        // Who is no member any more was not told who is.
+        let leader = Some(ballot.node).filter(|node| !self.tip.has(*node));
+        for node in self.tip.members.iter().copied().chain(leader).filter(|node| *node != self.me) {
+            self.send(node, Message::Accepted { ballot, slot, decided }, effects);
+        }
+    }
+
+    /// When [`Group::ask_around`] does something.
+    pub(super) fn asks_around_at(&self, following: &Following) -> Option<Instant> {
+        // Who has promised nobody was never told anything.
+        let may_ask = following.leader.is_none() && self.promised > Ballot::NONE && self.promise_synced;
+        may_ask.then(|| following.heard + self.options.resend * (1 << following.asks.min(5)))
     }
 
     pub(super) fn hear_snapshot(

@@ -62,6 +62,8 @@ pub(super) struct Ambition {
     pub(super) attempts: u32,
     /// The greatest round that it heard of.
     round: u64,
+    /// Since when this node is the only one who may be master, and hears another lead.
+    kept_off: Option<Instant>,
 }
 
 impl Group {
@@ -74,6 +76,7 @@ impl Group {
         if !self.promise_synced {
             return;
         }
+        self.note_kept_off(is_led && is_rightful, now, effects);
         let is_allowed = |over: Over| self.tip.has(self.me) && self.may_promise(self.me, over, now);
         let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
         if let Some(taking) = taking.filter(|_| self.is_next_from().is_some_and(|from| now >= from)) {
@@ -89,6 +92,21 @@ impl Group {
         if now >= since + self.stagger() {
             self.campaign(taking, true, now, effects);
         }
+    }
+
+    /// Who leads may not be master before this one has left; and a quorum may not hear this one.
+    fn note_kept_off(&mut self, is_kept_off: bool, now: Instant, effects: &mut Effects) {
+        self.ambition.kept_off = self.ambition.kept_off.or(Some(now)).filter(|_| is_kept_off);
+        if self.leaves_at().is_some_and(|at| now >= at) {
+            self.give_up(now, effects);
+            self.ambition.kept_off = None;
+        }
+    }
+
+    /// When this node, kept off, leaves its mastership to others.
+    fn leaves_at(&self) -> Option<Instant> {
+        let has_left = self.has_given_up(self.tip.mastership.tenure);
+        self.ambition.kept_off.filter(|_| !has_left).map(|since| since + 16 * self.options.resend)
     }
 
     /// Another has this node's promise, and is to lead: a ballot beyond it would only depose it. Not for ever: it may be gone.
@@ -120,7 +138,7 @@ impl Group {
         let free = self.is_led_until(following).filter(|_| !is_rightful).map_or(from, |until| until.max(from));
         // The first tick from then on notes it.
         let free = self.ambition.since.map_or(free, |since| free.max(since + self.stagger()));
-        Some(next.map_or(free, |next| next.min(free)))
+        [next, self.leaves_at(), Some(free)].into_iter().flatten().min()
     }
 
     /// Different for each node and attempt, and longer with each attempt.
@@ -182,7 +200,7 @@ impl Group {
         let Role::Candidate(candidacy) = &mut self.role else { return };
         if now >= candidacy.since + patience {
             self.give_up(now, effects);
-            return self.follow(None);
+            return self.follow(None, now);
         }
         if now.since(candidacy.asked) < self.options.resend {
             return;
@@ -195,7 +213,9 @@ impl Group {
     }
 
     pub(super) fn hear_refuse(&mut self, ballot: Ballot, promised: Ballot, now: Instant, effects: &mut Effects) {
-        self.ambition.round = self.ambition.round.max(promised.round);
+        if ballot.node == self.me {
+            self.ambition.round = self.ambition.round.max(promised.round);
+        }
         if let Role::Candidate(candidacy) = &mut self.role
             && candidacy.ballot == ballot
             && promised < ballot
@@ -209,7 +229,7 @@ impl Group {
         if matches!(&self.role, Role::Candidate(candidacy) if candidacy.ballot == ballot && candidacy.is_trial && promised >= ballot)
         {
             // Again, with a greater one.
-            return self.follow(None);
+            return self.follow(None, now);
         }
         let is_mine = match &self.role {
             Role::Candidate(candidacy) => candidacy.ballot == ballot && !candidacy.is_trial,
@@ -217,7 +237,7 @@ impl Group {
             Role::Follower(_) => false,
         };
         if is_mine && promised > ballot {
-            self.step_down(effects);
+            self.step_down(now, effects);
         }
     }
 
@@ -288,7 +308,14 @@ impl Group {
     }
 
     /// For a candidate that this node has promised, and so its log is as it was said to be.
-    pub(super) fn hear_pull(&self, from: NodeId, ballot: Ballot, after: Position, offset: u64, effects: &mut Effects) {
+    pub(super) fn hear_pull(
+        &mut self,
+        from: NodeId,
+        (ballot, after, offset): (Ballot, Position, u64),
+        now: Instant,
+        effects: &mut Effects,
+    ) {
+        self.note_taker(from, now);
         if ballot != self.promised || ballot.node != from {
             return self.send(from, Message::Refuse { ballot, promised: self.promised }, effects);
         }
@@ -362,8 +389,9 @@ impl Group {
         let claim = self.may_take(now).map_or(candidacy.claim, |(claim, _)| claim);
         let ballot = candidacy.ballot;
         if !self.tip.has(self.me) {
-            return self.follow(None);
+            return self.follow(None, now);
         }
+        self.ambition.kept_off = None;
         effects.events.push((self.id, Event::Leads { ballot, after: self.log.last() }));
         self.role = Role::Leader(super::Leading::new(ballot, self.log.last().slot.next(), now));
         self.wish(claim, now, effects);

@@ -15,7 +15,7 @@ use crate::options::Options;
 use crate::simulation::Mutant;
 
 /// Each entry that waits counts for so many more, so that empty ones are bounded, too.
-const HELD_BYTES: usize = 4;
+const HELD_BYTES: usize = size_of::<(Option<ProposalId>, Bytes)>();
 
 #[derive(Debug)]
 pub(super) struct Leading {
@@ -58,8 +58,11 @@ struct Peer {
     since: Instant,
     /// When it had more of the log, or began with a snapshot, or had more of that.
     got_on: Instant,
-    /// Of what is decided.
+    /// Of what is decided, and how much of that it said that it knows.
     told: Slot,
+    knows: Slot,
+    /// How often it was told since it said so.
+    tellings: u32,
     /// Nothing came of what it was sent: it is asked how far it is, and sent no more until it says so.
     is_asked: bool,
     /// The gap that was last heard of: each message behind it tells of one, and what is sent again closes it for all.
@@ -91,8 +94,8 @@ impl Leading {
         }
     }
 
-    /// When this leader proposed the slot, which is decided now; `None` if another did.
-    pub(super) fn proposed(&mut self, slot: Slot) -> Option<Instant> {
+    /// When this leader proposed the slot, which is decided now, and forgets it; `None` if another did.
+    pub(super) fn take_proposed(&mut self, slot: Slot) -> Option<Instant> {
         self.wish = self.wish.filter(|wish| *wish > slot);
         self.proposed.pop_front_if(|(at, _)| *at == slot).map(|(_, instant)| instant)
     }
@@ -115,6 +118,8 @@ impl Peer {
             since: Instant::default(),
             got_on: Instant::default(),
             told: Slot(0),
+            knows: Slot(0),
+            tellings: 0,
             is_asked: false,
             gap: None,
             offset: 0,
@@ -135,6 +140,12 @@ impl Peer {
     fn patience(&self, base: Slot, options: &Options) -> Duration {
         let is_behind = self.next <= base;
         options.resend * if is_behind { 1 << self.repeats.min(2) } else { 1 }
+    }
+
+    /// Whether what was said of what is decided is to be said again, as it may be lost.
+    fn is_unsure_from(&self, decided: Slot, options: &Options) -> Option<Instant> {
+        let is_unsure = self.knows < decided && !options.deviation.is(Mutant::TellsOnce);
+        is_unsure.then(|| self.sent + options.resend * (1 << self.tellings.min(5)))
     }
 
     fn has(&mut self, slot: Slot, now: Instant) {
@@ -227,7 +238,7 @@ impl Group {
         self.decide_by_quorum(now, effects);
         if !self.agreed.has(self.me) && !self.tip.has(self.me) {
             // It was dismissed, and saw to it that this is decided.
-            return self.step_down(effects);
+            return self.step_down(now, effects);
         }
         self.fill_slots(self.decided > before, now, effects);
         self.change_members(now, effects);
@@ -302,7 +313,7 @@ impl Group {
         let last = self.log.last().slot;
         let Role::Leader(leading) = &mut self.role else { return };
         let joining = leading.admitting;
-        // Who is dismissed hears of it.
+        // Who is dismissed hears of it, until that is decided.
         let hears =
             |node: NodeId| self.tip.has(node) || self.agreed.has(node) || self.learners.binary_search(&node).is_ok();
         let stays = |node: &NodeId| *node != self.me && (hears(*node) || joining == Some(*node));
@@ -347,8 +358,9 @@ impl Group {
             let late = (peer.matched < last).then(|| peer.since + peer.patience(base, &self.options));
             let hears = peer.next > base;
             let untold = (hears && peer.told < self.decided).then(|| leading.advanced + linger);
+            let unsure = peer.is_unsure_from(self.decided, &self.options).filter(|_| hears);
             let silent = (hears && !serves).then(|| peer.sent + resend);
-            [late, untold, silent]
+            [late, untold, unsure, silent]
         });
         // Who serves by time alone does so until that is over.
         let gives_up = last > self.decided && (!serves || self.agreed.mastership.liveness > 0);
@@ -378,7 +390,7 @@ impl Group {
                 self.give_up(now, effects);
             }
             if self.serves(now).is_none() {
-                return self.step_down(effects);
+                return self.step_down(now, effects);
             }
         }
         let Role::Leader(leading) = &mut self.role else { return };
@@ -388,13 +400,15 @@ impl Group {
         for (node, peer) in &mut leading.peers {
             let is_behind = peer.next <= base;
             let is_untold = peer.told < self.decided && has_lingered;
+            let is_unsure = peer.is_unsure_from(self.decided, &self.options).is_some_and(|at| now >= at);
             let is_late = peer.matched < last && now.since(peer.since) >= peer.patience(base, &self.options);
             // Who does not serve says at least that it is there.
             let is_silent = !serves && now.since(peer.sent) >= self.options.resend;
-            if !is_late && (is_behind || !is_untold && !is_silent) {
+            if !is_late && (is_behind || !is_untold && !is_unsure && !is_silent) {
                 continue;
             }
             peer.sent = now;
+            peer.tellings += u32::from(is_unsure);
             if is_late {
                 (peer.gap, peer.is_asked) = (None, true);
                 peer.begin_again(peer.start, now);
@@ -463,11 +477,14 @@ impl Group {
         if leading.ballot == ballot { leading.peers.get_mut(&node) } else { None }
     }
 
-    pub(super) fn hear_accepted(&mut self, from: NodeId, ballot: Ballot, slot: Slot, now: Instant) {
+    pub(super) fn hear_accepted(&mut self, from: NodeId, ballot: Ballot, (slot, decided): (Slot, Slot), now: Instant) {
         let last = self.log.last().slot;
-        if let Some(peer) = self.peer(from, ballot)
-            && slot <= last
-        {
+        let Role::Leader(leading) = &mut self.role else { return };
+        let is_its = leading.ballot == ballot;
+        let Some(peer) = leading.peers.get_mut(&from) else { return };
+        // Whatever it has promised: who has promised more refuses what it is told, and is asked for its promise again.
+        (peer.knows, peer.tellings) = (decided, 0);
+        if is_its && slot <= last {
             peer.is_asked = false;
             peer.has(slot, now);
         }

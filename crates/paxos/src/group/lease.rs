@@ -40,7 +40,7 @@ pub(super) struct Lease {
     /// What this node was master by, and left to whoever can.
     given_up: Option<GivenUp>,
     /// As who follows: the master of this left it to this node.
-    pub(super) consent: Option<Tenure>,
+    consent: Option<Tenure>,
 }
 
 /// The master of this stopped for another.
@@ -48,6 +48,7 @@ pub(super) struct Lease {
 struct Yielded {
     tenure: Tenure,
     to: NodeId,
+    /// Or that one was heard to take over last.
     at: Instant,
     is_told: bool,
 }
@@ -120,10 +121,13 @@ impl Group {
 
     fn has_yielded(&self) -> bool {
         let tenure = self.agreed.mastership.tenure;
-        let is_given_up = self.lease.given_up.is_some_and(|given_up| given_up.tenure == tenure);
-        is_given_up
+        self.has_given_up(tenure)
             || self.lease.yielded.is_some_and(|yielded| yielded.tenure == tenure)
                 && !self.options.deviation.is(Mutant::ServesAfterConsent)
+    }
+
+    pub(super) fn has_given_up(&self, tenure: Tenure) -> bool {
+        self.lease.given_up.is_some_and(|given_up| given_up.tenure == tenure)
     }
 
     /// A slot is decided; if it is the master's, its lease runs from before it was proposed.
@@ -136,7 +140,7 @@ impl Group {
         effects: &mut Effects,
     ) {
         let Role::Leader(leading) = &mut self.role else { return };
-        let proposed = leading.proposed(slot);
+        let proposed = leading.take_proposed(slot);
         let mastership = &self.agreed.mastership;
         let is_mine = mastership.node == Some(self.me) && mastership.tenure.ballot == leading.ballot;
         let Some(proposed) = proposed.filter(|_| renews && is_mine) else { return };
@@ -249,6 +253,13 @@ impl Group {
             return;
         }
         self.send(from, Message::Decline { tenure }, effects);
+    }
+
+    /// It has the consent, and is about to take over.
+    pub(super) fn note_taker(&mut self, from: NodeId, now: Instant) {
+        if let Some(yielded) = self.lease.yielded.as_mut().filter(|yielded| yielded.to == from) {
+            yielded.at = now;
+        }
     }
 
     /// Once nothing of the old master's is left undecided.
@@ -430,13 +441,15 @@ impl Group {
     pub(super) fn hear_consent(&mut self, tenure: Tenure, taker: NodeId, now: Instant, effects: &mut Effects) {
         let tip = &self.tip.mastership;
         let is_left = tip.tenure.is_over_with(tenure) && tip.node.is_some_and(|master| master != self.me);
-        let may_lead = self.tip.has(self.me) && !matches!(self.role, Role::Leader(_));
         // Of two masters that stopped in turns, each word would be another.
         let is_news = self.lease.consent.is_none_or(|known| known.is_before(tenure));
-        if taker != self.me || !is_left || !may_lead || !is_news {
+        if taker != self.me || !is_left || !self.tip.has(self.me) || !is_news {
             return;
         }
         self.lease.consent = Some(tenure);
+        if matches!(self.role, Role::Leader(_)) {
+            return self.take_over_or_renew(now, effects);
+        }
         // Nobody has to be asked on trial: the present master is gone already.
         self.campaign((Claim::Consent { tenure: tip.tenure }, Over::Consent { tenure }), false, now, effects);
     }

@@ -86,7 +86,10 @@ struct Following {
     matched: Slot,
     /// Said last.
     told: Slot,
+    /// When the leader was heard of; or when others were asked whether there is one, or this began.
     heard: Instant,
+    /// How often others were asked.
+    asks: u32,
 }
 
 /// A snapshot that comes in parts, all from one node: what another has may be put down otherwise.
@@ -142,7 +145,7 @@ impl Group {
         group.synced = group.log.last().slot;
         group.promised = group.promised.max(group.log.last().ballot);
         group.tell_decided(now, effects);
-        group.follow(None);
+        group.follow(None, now);
         group.lease_of_who_starts(now);
         group
     }
@@ -191,7 +194,7 @@ impl Group {
             Input::Persisted(token) => self.persisted(token, now, effects),
             Input::StorageFailed => {
                 self.has_stopped = true;
-                return self.step_down(effects);
+                return self.step_down(now, effects);
             }
             Input::Tick => self.tick(now, effects),
             Input::Propose { id, entry } => self.propose_data(id, entry, now, effects),
@@ -222,12 +225,12 @@ impl Group {
                 self.hear_promise(from, (ballot, trial), (last, idle), now, effects);
             }
             Message::Refuse { ballot, promised } => self.hear_refuse(ballot, promised, now, effects),
-            Message::Pull { ballot, after, offset } => self.hear_pull(from, ballot, after, offset, effects),
+            Message::Pull { ballot, after, offset } => self.hear_pull(from, (ballot, after, offset), now, effects),
             Message::Pulled { ballot, after, entries } => self.hear_pulled(from, ballot, after, entries, now, effects),
             Message::Accept { ballot, after, entries, decided } => {
                 self.hear_accept(from, (ballot, after, entries), decided, now, effects);
             }
-            Message::Accepted { ballot, slot } => self.hear_accepted(from, ballot, slot, now),
+            Message::Accepted { ballot, slot, decided } => self.hear_accepted(from, ballot, (slot, decided), now),
             Message::Gap { ballot, slot } => self.hear_gap(from, ballot, slot, now, effects),
             Message::Snapshot { ballot, head, offset, part } => {
                 self.hear_snapshot(from, (ballot, head), (offset, &part), now, effects);
@@ -245,7 +248,10 @@ impl Group {
     fn tick(&mut self, now: Instant, effects: &mut Effects) {
         self.offer(now, effects);
         match &self.role {
-            Role::Follower(_) => self.consider(now, effects),
+            Role::Follower(_) => {
+                self.ask_around(now, effects);
+                self.consider(now, effects);
+            }
             Role::Candidate(_) => self.ask_again(now, effects),
             Role::Leader(_) => {
                 self.resend(now, effects);
@@ -391,14 +397,15 @@ impl Group {
     }
 
     /// No leader and no candidate any more.
-    fn step_down(&mut self, effects: &mut Effects) {
+    fn step_down(&mut self, now: Instant, effects: &mut Effects) {
         self.refuse_waiting(Refusal::NotMaster(None), effects);
         self.give_up_undecided(effects);
-        self.follow(None);
+        self.follow(None, now);
     }
 
-    fn follow(&mut self, leader: Option<Ballot>) {
-        self.role = Role::Follower(Following { leader, matched: self.decided, ..Following::default() });
+    fn follow(&mut self, leader: Option<Ballot>, now: Instant) {
+        let (matched, heard) = (self.decided, now);
+        self.role = Role::Follower(Following { leader, matched, heard, ..Following::default() });
     }
 
     fn take_snapshot(&mut self, slot: Slot, application: Bytes, now: Instant, effects: &mut Effects) {
@@ -456,7 +463,9 @@ impl Group {
             return None;
         }
         let of_role = match &self.role {
-            Role::Follower(following) => self.considers_at(following),
+            Role::Follower(following) => {
+                [self.considers_at(following), self.asks_around_at(following)].into_iter().flatten().min()
+            }
             Role::Candidate(candidacy) => Some(self.asks_again_at(candidacy)),
             Role::Leader(leading) => {
                 [self.resends_at(leading, now), self.renews_at(leading, now)].into_iter().flatten().min()

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+use super::{Leading, Role};
 use crate::{
     Ballot, BeMaster, Claim, Effects, Entry, Epoch, Event, Group, GroupId, Input, Instant, Message, NodeId, Options,
     ProposalId, Record, Slot, Tenure, Token, Value,
@@ -220,15 +221,7 @@ fn ticks_that_are_due_suffice() {
 fn of_masters_that_stopped_only_a_later_one_is_news() {
     let mut world = World::new(1, Ticks::WhenDue);
     let [master, taker, other] = NODES;
-    let ballot = Ballot { round: 1, node: master };
-    let be_master = BeMaster {
-        node: master,
-        liveness: 7,
-        claim: Claim::Waited { tenure: Tenure::NONE, lease_slot: Slot(0) },
-        members: NODES.into(),
-    };
-    let records =
-        vec![Record::Entries { after: Slot(0), entries: vec![Entry { ballot, value: Value::BeMaster(be_master) }] }];
+    let records = vec![Record::Entries { after: Slot(0), entries: vec![first_master(master, 1)] }];
     world.members.insert(taker, start(taker, &world.options, records, Instant(0)));
     let mut asks = |from: NodeId, epoch: u64, round: u64| {
         let tenure = Tenure { epoch: Epoch(epoch), ballot: Ballot { round, node: from } };
@@ -240,6 +233,41 @@ fn of_masters_that_stopped_only_a_later_one_is_news() {
     assert!(!asks(master, 1, 1), "it is over with the later one");
     assert!(!asks(other, 2, 2), "it is known");
     assert!(asks(master, 3, 4));
+}
+
+/// It is heard by too few to lead, and who leads may not be master while it lives: nobody would be, for as long as that lasts.
+#[test]
+fn a_master_that_another_keeps_from_leading_leaves() {
+    let mut world = World::new(1, Ticks::WhenDue);
+    let [master, leader, _] = NODES;
+    // What who leads wrote is void, as there is a master that lives.
+    let entries = vec![first_master(master, 1), first_master(leader, 2)];
+    let records = vec![Record::Entries { after: Slot(0), entries }, Record::Decided(Slot(2))];
+    for node in NODES {
+        world.members.insert(node, start(node, &world.options, records.clone(), Instant(0)));
+        world.collect(node);
+    }
+    let leading = Leading::new(Ballot { round: 2, node: leader }, Slot(3), Instant(0));
+    world.members.get_mut(&leader).unwrap().group.role = Role::Leader(leading);
+    world.alive.insert(master, (7, Instant(0)));
+    while world.tenures.is_empty() && world.now < Instant(1_000_000) {
+        world.tick();
+        world.renew(master);
+        NODES.iter().for_each(|node| world.sync(*node));
+        for (from, to, message) in std::mem::take(&mut world.messages) {
+            if from != master || matches!(message, Message::Consent { .. }) {
+                world.step(to, Input::Message { from, message });
+            }
+        }
+    }
+    assert!(matches!(&world.tenures[..], [(node, _)] if *node == leader), "{:?}", world.tenures);
+    assert!(world.now > Instant(0) + 16 * world.options.resend, "not before the master left: {:?}", world.now);
+}
+
+fn first_master(node: NodeId, round: u64) -> Entry {
+    let claim = Claim::Waited { tenure: Tenure::NONE, lease_slot: Slot(0) };
+    let be_master = BeMaster { node, liveness: 7, claim, members: NODES.into() };
+    Entry { ballot: Ballot { round, node }, value: Value::BeMaster(be_master) }
 }
 
 fn live_through(ticks: Ticks) {

@@ -75,7 +75,7 @@ pub(crate) fn message(message: &Message) -> String {
             let entries = if entries.is_empty() { String::new() } else { format!(": {}", self::entries(entries)) };
             format!("accept {ballot} after {}{entries}; decided {decided}", position(*after))
         }
-        Message::Accepted { ballot, slot } => format!("accepted {ballot} to {slot}"),
+        Message::Accepted { ballot, slot, decided } => format!("accepted {ballot} to {slot}; decided {decided}"),
         Message::Gap { ballot, slot } => format!("gap {ballot} after {slot}"),
         Message::Snapshot { ballot, head, offset, part } => {
             let (len, slot) = (head.len, head.position.slot);

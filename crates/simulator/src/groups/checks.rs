@@ -36,6 +36,8 @@ pub enum Rule {
     SnapshotIsTheLog,
     /// A core of nodes was healed, and did not go on.
     GoesOn,
+    /// Nobody wrote anything, and a member of that core did not learn what was decided.
+    AllLearn,
     /// The program's own assertion.
     Assertion,
 }

@@ -46,19 +46,19 @@ fn every_deliberate_bug_is_caught() {
     quietly(|| {
         for mutation in Mutation::all() {
             let first = match mutation.to_string().as_str() {
-                "SkipsCompareAndSwap" => 60,
-                "ComparesMasterRecordOnly" => 2_054,
-                "StealsWithoutConsent" => 33,
-                "ServesAfterConsent" => 1_100,
-                "CountsOldBallot" => 1_226,
-                "ChangesMembersTwice" => 40,
-                "ShortensFromDecision" => 2_935,
-                "TakesFromTheLiving" => 224,
-                "LivesOn" => 682,
-                "TakesTokenAtOnce" => 131,
-                "LeavesAfterOrders" => 961,
-                "ExpiresEarly" => 1_066,
-                "WallClock" => 42,
+                "ComparesMasterRecordOnly" => 1_980,
+                "StealsWithoutConsent" => 158,
+                "ServesAfterConsent" => 1_322,
+                "CountsOldBallot" => 4_532,
+                "ChangesMembersTwice" => 47,
+                "ShortensFromDecision" => 330,
+                "TellsOnce" => 406,
+                "TakesFromTheLiving" => 90,
+                "LivesOn" => 508,
+                "TakesTokenAtOnce" => 206,
+                "OrdersFromArrival" => 224,
+                "LeavesAfterOrders" => 2_666,
+                "ExpiresEarly" => 4_588,
                 _ => 0,
             };
             let caught = catch(mutation, first..10_000).or_else(|| catch(mutation, 0..first));

@@ -1,11 +1,11 @@
 //! What goes wrong, and what operators and applications ask for meanwhile.
 
-use paxos::{GroupId, NodeId};
+use paxos::{GroupId, NodeId, Slot};
 
 use super::checks::{Rule, Violation};
 use super::knobs::Fault;
-use super::program::{Incident, Order, Program};
-use super::world::{Event, World};
+use super::program::{Incident, Order, Program, View};
+use super::world::{Event, Member, World};
 
 impl<P: Program> World<P> {
     pub(super) fn make_trouble(&mut self) -> Result<(), Violation> {
@@ -190,15 +190,21 @@ impl<P: Program> World<P> {
         }
         let lease = u64::try_from(self.knobs.options.lease.as_micros()).expect("it is short");
         let remaining = [lease, lease / 8, lease / 2][dice.index(3)];
-        let to = self.nodes[node].id;
-        self.order(master, group, Order::Shorten(to, remaining))
+        let mut others = self.members(group);
+        others.retain(|member| *member != self.nodes[master].id);
+        let Some(to) = others.get(dice.index(others.len().max(1))) else { return Ok(()) };
+        self.order(master, group, Order::Shorten(*to, remaining))?;
+        // It has said so, and does not learn that it is decided.
+        if self.knobs.has(Fault::Pauses) && self.is_up(master) && !self.nodes[master].is_paused && self.may_ambush() {
+            self.checks.happened(Incident::Pause);
+            self.pause(master, lease / 8 + dice.below(lease));
+        }
+        Ok(())
     }
 
     /// Members as far as the node knows that has decided most.
     fn members(&self, group: GroupId) -> Vec<NodeId> {
-        let views = self.nodes.iter().filter_map(|member| member.program.as_ref()).map(|program| program.view(group));
-        let newest = views.max_by_key(|view| view.decided);
-        newest.map(|view| view.members.to_vec()).unwrap_or_default()
+        self.newest(group).map(|view| view.members.to_vec()).unwrap_or_default()
     }
 
     /// Whether so many members are well that this one may be lost for good, whatever configuration turns out to hold.
@@ -307,11 +313,52 @@ impl<P: Program> World<P> {
             let is_alone = !can_serve || !self.knobs.has_system;
             if decide && (is_alone || is_alive && is_over) {
                 self.checks.happened(Incident::Healed);
-                return Ok(());
+                return self.settle(patience);
             }
         }
         let story = format!("{} microseconds after the healing of {core:?}", self.now - begun);
         Err(Violation { rule: Rule::GoesOn, story })
+    }
+
+    /// All links are healed, clients fall silent, and a node is started anew: the members that are up all know soon what one of
+    /// them knew.
+    fn settle(&mut self, patience: u64) -> Result<(), Violation> {
+        self.is_silent = true;
+        self.heal_links();
+        let decided = |group| Some((group, self.newest(group)?.decided));
+        let known: Vec<_> = self.groups.iter().copied().filter_map(decided).collect();
+        let up: Vec<usize> = (0..self.nodes.len()).filter(|node| self.is_up(*node)).collect();
+        let restarted = up[self.random.index(up.len())];
+        self.crash(restarted)?;
+        self.start(restarted)?;
+        let until = self.now + patience;
+        loop {
+            let behind: Vec<_> = known.iter().flat_map(|known| self.behind(*known)).collect();
+            if behind.is_empty() {
+                return Ok(());
+            }
+            if self.now >= until {
+                let story = format!("{} started anew, and {behind:?} have not learnt", self.nodes[restarted].id);
+                return Err(Violation { rule: Rule::AllLearn, story });
+            }
+            self.run(100, until)?;
+        }
+    }
+
+    /// As the node has it that has decided most.
+    fn newest(&self, group: GroupId) -> Option<View> {
+        let views = self.nodes.iter().filter_map(|member| member.program.as_ref()).map(|program| program.view(group));
+        views.max_by_key(|view| view.decided)
+    }
+
+    /// Members that do not know that so much is decided.
+    fn behind(&self, (group, decided): (GroupId, Slot)) -> Vec<(GroupId, Slot, NodeId)> {
+        let members = self.newest(group).map(|view| view.members_decided).unwrap_or_default();
+        let is_behind = |member: &&Member<P>| {
+            let view = member.program.as_ref().map(|program| program.view(group));
+            members.contains(&member.id) && view.is_some_and(|view| view.decided < decided)
+        };
+        self.nodes.iter().filter(is_behind).map(|member| (group, decided, member.id)).collect()
     }
 
     /// The move that may be under way, as far as the node of the core knows that has decided most of the system group.

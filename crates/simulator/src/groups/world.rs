@@ -29,6 +29,8 @@ pub(super) struct World<P: Program> {
     pub(super) groups: Vec<GroupId>,
     pub(super) checks: Checks,
     pub(super) is_peaceful: bool,
+    /// Clients ask for nothing.
+    pub(super) is_silent: bool,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Vec<Option<Event<P::Message>>>,
     free: Vec<usize>,
@@ -112,6 +114,7 @@ impl<P: Program> World<P> {
             groups,
             nodes,
             is_peaceful: false,
+            is_silent: false,
             queue: BinaryHeap::new(),
             events: Vec::new(),
             free: Vec::new(),
@@ -187,7 +190,9 @@ impl<P: Program> World<P> {
             Event::Tick { .. } => {}
             Event::Client => {
                 self.schedule(self.knobs.proposal, Event::Client);
-                return self.propose();
+                if !self.is_silent {
+                    return self.propose();
+                }
             }
             Event::Trouble => {
                 let wait = self.knobs.trouble / 2 + self.random.below(self.knobs.trouble);

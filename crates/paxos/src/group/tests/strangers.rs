@@ -134,7 +134,7 @@ impl Liar {
                 let (after, entries) = (self.position(group), self.entries(group, ballot));
                 Message::Accept { ballot, after, entries, decided: slot }
             }
-            6 => Message::Accepted { ballot, slot },
+            6 => Message::Accepted { ballot, slot, decided: slot },
             7 => Message::Gap { ballot, slot },
             8 => Message::Snapshot { ballot, head: self.head(group), offset, part: self.bytes() },
             9 => Message::Received { ballot, slot, offset },
