@@ -48,8 +48,8 @@ pub enum Message {
         entries: Vec<Entry>,
         decided: Slot,
     },
-    /// All up to `slot` is durable, and the leader's; and up to where is known to be decided. Of who hears of no leader, it asks
-    /// whether more is.
+    /// All up to `slot` is durable, and the leader's; and up to where is known to be decided. Of who does not know whether anybody
+    /// leads, all up to `slot` is decided, and the other field is 0.
     Accepted {
         ballot: Ballot,
         slot: Slot,

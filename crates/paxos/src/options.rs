@@ -16,7 +16,7 @@ pub struct Options {
     pub resend: Duration,
     /// About how long candidates stay out of each other's way.
     pub stagger: Duration,
-    /// How long after giving consent, or hearing its taker prepare to lead, a master wants to serve again.
+    /// How long after giving consent, or hearing its taker prepare or pull, a master wants to serve again.
     pub consent: Duration,
     /// Slots that wait for their decision, at most.
     pub window_slots: usize,

@@ -18,7 +18,7 @@ impl Group {
         if ballot.node != from {
             return;
         }
-        if !trial {
+        if !trial && ballot >= self.promised {
             self.note_taker(from, now);
         }
         if ballot == self.promised && !trial {
@@ -79,9 +79,11 @@ impl Group {
         if let Role::Follower(following) = &mut self.role {
             following.heard = now;
         }
-        if !matches!(&self.role, Role::Follower(following) if self.is_rightful(following)) {
+        if matches!(&self.role, Role::Follower(following) if self.is_rightful(following)) {
+            self.ambition.kept_off.get_or_insert(now);
+        } else {
             // Who is heard of is in nobody's way.
-            self.ambition.since = None;
+            (self.ambition.since, self.ambition.kept_off) = (None, None);
         }
         true
     }
@@ -145,21 +147,26 @@ impl Group {
         if self.asks_around_at(following).is_none_or(|at| now < at) {
             return;
         }
+        let is_led = following.leader.is_some();
         let Role::Follower(following) = &mut self.role else { return };
-        (following.heard, following.asks) = (now, following.asks.saturating_add(1));
-        let (ballot, slot, decided) = (self.promised, self.synced.min(self.decided), self.decided);
-        // Who is no member any more was not told who is.
-        let leader = Some(ballot.node).filter(|node| !self.tip.has(*node));
-        for node in self.tip.members.iter().copied().chain(leader).filter(|node| *node != self.me) {
+        (following.asked, following.asks) = (now, following.asks.saturating_add(1));
+        // As if it knew of nothing that is decided: so it is told, and knows whom to follow.
+        let (ballot, slot, decided) = (self.promised, self.synced.min(self.decided), Slot(0));
+        let others = self.tip.members.iter().copied().filter(|node| !is_led && *node != ballot.node);
+        for node in others.chain([ballot.node]).filter(|node| *node != self.me) {
             self.send(node, Message::Accepted { ballot, slot, decided }, effects);
         }
     }
 
     /// When [`Group::ask_around`] does something.
     pub(super) fn asks_around_at(&self, following: &Following) -> Option<Instant> {
+        // What it hears at first may have been sent to the process before it.
+        let is_led = following.leader.is_some() && self.echoes_until.is_none_or(|until| following.heard >= until);
         // Who has promised nobody was never told anything.
-        let may_ask = following.leader.is_none() && self.promised > Ballot::NONE && self.promise_synced;
-        may_ask.then(|| following.heard + self.options.resend * (1 << following.asks.min(5)))
+        let may_ask = !is_led && self.promised > Ballot::NONE && self.promise_synced;
+        // Who is no member may have been dismissed, and nobody answers.
+        let most = if self.tip.has(self.me) { 5 } else { 10 };
+        may_ask.then(|| following.heard.max(following.asked) + self.options.resend * (1 << following.asks.min(most)))
     }
 
     pub(super) fn hear_snapshot(

@@ -63,7 +63,7 @@ pub(super) struct Ambition {
     /// The greatest round that it heard of.
     round: u64,
     /// Since when this node is the only one who may be master, and hears another lead.
-    kept_off: Option<Instant>,
+    pub(super) kept_off: Option<Instant>,
 }
 
 impl Group {
@@ -76,7 +76,7 @@ impl Group {
         if !self.promise_synced {
             return;
         }
-        self.note_kept_off(is_led && is_rightful, now, effects);
+        self.leave(now, effects);
         let is_allowed = |over: Over| self.tip.has(self.me) && self.may_promise(self.me, over, now);
         let taking = self.may_take(now).filter(|(_, over)| is_allowed(*over));
         if let Some(taking) = taking.filter(|_| self.is_next_from().is_some_and(|from| now >= from)) {
@@ -94,19 +94,20 @@ impl Group {
         }
     }
 
-    /// Who leads may not be master before this one has left; and a quorum may not hear this one.
-    fn note_kept_off(&mut self, is_kept_off: bool, now: Instant, effects: &mut Effects) {
-        self.ambition.kept_off = self.ambition.kept_off.or(Some(now)).filter(|_| is_kept_off);
-        if self.leaves_at().is_some_and(|at| now >= at) {
+    /// Who leads may not be master before this one has left, which a quorum may not hear.
+    fn leave(&mut self, now: Instant, effects: &mut Effects) {
+        let Role::Follower(following) = &self.role else { return };
+        if self.leaves_at(following).is_some_and(|at| now >= at) {
             self.give_up(now, effects);
             self.ambition.kept_off = None;
         }
     }
 
-    /// When this node, kept off, leaves its mastership to others.
-    fn leaves_at(&self) -> Option<Instant> {
-        let has_left = self.has_given_up(self.tip.mastership.tenure);
-        self.ambition.kept_off.filter(|_| !has_left).map(|since| since + 16 * self.options.resend)
+    /// When [`Group::leave`] does something.
+    fn leaves_at(&self, following: &Following) -> Option<Instant> {
+        let is_left = self.has_given_up(self.tip.mastership.tenure);
+        let at = self.ambition.kept_off.filter(|_| !is_left)? + 16 * self.options.resend;
+        self.is_led_until(following).filter(|until| at < *until).map(|_| at)
     }
 
     /// Another has this node's promise, and is to lead: a ballot beyond it would only depose it. Not for ever: it may be gone.
@@ -138,7 +139,7 @@ impl Group {
         let free = self.is_led_until(following).filter(|_| !is_rightful).map_or(from, |until| until.max(from));
         // The first tick from then on notes it.
         let free = self.ambition.since.map_or(free, |since| free.max(since + self.stagger()));
-        [next, self.leaves_at(), Some(free)].into_iter().flatten().min()
+        [next, self.leaves_at(following), Some(free)].into_iter().flatten().min()
     }
 
     /// Different for each node and attempt, and longer with each attempt.
@@ -168,6 +169,7 @@ impl Group {
         let candidacy = Candidacy { ballot, is_trial, claim, over, since, asked, refusals, promises, pulling };
         self.role = Role::Candidate(candidacy);
         if !is_trial {
+            self.ambition.kept_off = None;
             self.promise(ballot, None, effects);
         }
         self.prepare(effects);
@@ -294,6 +296,7 @@ impl Group {
     fn prepare_in_earnest(&mut self, now: Instant, effects: &mut Effects) {
         let Role::Candidate(candidacy) = &mut self.role else { return };
         candidacy.is_trial = false;
+        self.ambition.kept_off = None;
         candidacy.promises.clear();
         (candidacy.since, candidacy.asked) = (now, now);
         let ballot = candidacy.ballot;
@@ -315,10 +318,10 @@ impl Group {
         now: Instant,
         effects: &mut Effects,
     ) {
-        self.note_taker(from, now);
         if ballot != self.promised || ballot.node != from {
             return self.send(from, Message::Refuse { ballot, promised: self.promised }, effects);
         }
+        self.note_taker(from, now);
         if after.slot < self.log.base().slot {
             return self.send_snapshot(from, ballot, offset, effects);
         }
@@ -391,7 +394,6 @@ impl Group {
         if !self.tip.has(self.me) {
             return self.follow(None, now);
         }
-        self.ambition.kept_off = None;
         effects.events.push((self.id, Event::Leads { ballot, after: self.log.last() }));
         self.role = Role::Leader(super::Leading::new(ballot, self.log.last().slot.next(), now));
         self.wish(claim, now, effects);

@@ -58,10 +58,11 @@ struct Peer {
     since: Instant,
     /// When it had more of the log, or began with a snapshot, or had more of that.
     got_on: Instant,
-    /// Of what is decided, and how much of that it said that it knows.
+    /// Of what is decided.
     told: Slot,
+    /// How much of that it said that it knows; less, once it was started anew.
     knows: Slot,
-    /// How often it was told since it said so.
+    /// How often it was told again since it said so.
     tellings: u32,
     /// Nothing came of what it was sent: it is asked how far it is, and sent no more until it says so.
     is_asked: bool,
@@ -379,7 +380,7 @@ impl Group {
         got_on.map_or(leading.advanced, |got_on| got_on.max(leading.advanced)) + 8 * self.options.resend
     }
 
-    /// What was not answered, and to whom nothing was said of what is decided.
+    /// What was not answered, and what is decided to whom does not know it.
     pub(super) fn resend(&mut self, now: Instant, effects: &mut Effects) {
         let (last, base) = (self.log.last().slot, self.log.base().slot);
         let serves = self.serves(now).is_some();
@@ -480,11 +481,14 @@ impl Group {
     pub(super) fn hear_accepted(&mut self, from: NodeId, ballot: Ballot, (slot, decided): (Slot, Slot), now: Instant) {
         let last = self.log.last().slot;
         let Role::Leader(leading) = &mut self.role else { return };
-        let is_its = leading.ballot == ballot;
+        let is_beyond = ballot > leading.ballot;
+        if ballot < leading.ballot {
+            return;
+        }
         let Some(peer) = leading.peers.get_mut(&from) else { return };
-        // Whatever it has promised: who has promised more refuses what it is told, and is asked for its promise again.
-        (peer.knows, peer.tellings) = (decided, 0);
-        if is_its && slot <= last {
+        // Who has promised another, and lacks something, refuses what it is told: so this one leads anew, with its promise.
+        (peer.knows, peer.tellings) = (if is_beyond { slot } else { decided }, 0);
+        if !is_beyond && slot <= last {
             peer.is_asked = false;
             peer.has(slot, now);
         }

@@ -48,7 +48,7 @@ pub(super) struct Lease {
 struct Yielded {
     tenure: Tenure,
     to: NodeId,
-    /// Or that one was heard to take over last.
+    /// When it did, or heard that one prepare or pull last.
     at: Instant,
     is_told: bool,
 }

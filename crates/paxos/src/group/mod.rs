@@ -37,6 +37,8 @@ pub struct Group {
     me: NodeId,
     id: GroupId,
     options: Arc<Options>,
+    /// There was a process of this node before, and what it was sent may arrive until then.
+    echoes_until: Option<Instant>,
     /// Storage failed: nothing that it says can be relied on.
     has_stopped: bool,
 
@@ -86,9 +88,10 @@ struct Following {
     matched: Slot,
     /// Said last.
     told: Slot,
-    /// When the leader was heard of; or when others were asked whether there is one, or this began.
+    /// The leader, or when this began.
     heard: Instant,
-    /// How often others were asked.
+    /// When others were asked how far they are, and how often.
+    asked: Instant,
     asks: u32,
 }
 
@@ -120,6 +123,7 @@ impl Group {
         let mut group = Group {
             me,
             id,
+            echoes_until: None,
             has_stopped: false,
             promised: Ballot::NONE,
             log: Log::new(Position::START),
@@ -144,6 +148,7 @@ impl Group {
         }
         group.synced = group.log.last().slot;
         group.promised = group.promised.max(group.log.last().ballot);
+        group.echoes_until = (group.promised > Ballot::NONE).then(|| now + 16 * group.options.resend);
         group.tell_decided(now, effects);
         group.follow(None, now);
         group.lease_of_who_starts(now);

@@ -194,7 +194,7 @@ impl<P: Program> World<P> {
         others.retain(|member| *member != self.nodes[master].id);
         let Some(to) = others.get(dice.index(others.len().max(1))) else { return Ok(()) };
         self.order(master, group, Order::Shorten(*to, remaining))?;
-        // It has said so, and does not learn that it is decided.
+        // It may have said so, and does not learn that it is decided.
         if self.knobs.has(Fault::Pauses) && self.is_up(master) && !self.nodes[master].is_paused && self.may_ambush() {
             self.checks.happened(Incident::Pause);
             self.pause(master, lease / 8 + dice.below(lease));
