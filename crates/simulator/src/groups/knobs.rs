@@ -146,7 +146,7 @@ impl Knobs {
             batch_entries: count(random, &[1, 2, 16]),
             batch_bytes: count(random, &[1, 64, 1 << 16]),
             linger: Duration::from_micros(of(random, &[0, 1_000, 5_000])),
-            waiting_bytes: count(random, &[32, 1 << 16]),
+            waiting_bytes: count(random, &[250, 1 << 16]),
             system_slots: of(random, &[5, 30, 1_000]),
             chunk_bytes: count(random, &[16, 100, 1 << 16]),
             report: Duration::ZERO,

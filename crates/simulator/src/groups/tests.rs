@@ -47,17 +47,19 @@ fn every_deliberate_bug_is_caught() {
         for mutation in Mutation::all() {
             let first = match mutation.to_string().as_str() {
                 "SkipsCompareAndSwap" => 46,
-                "ComparesMasterRecordOnly" => 368,
+                "ComparesMasterRecordOnly" => 1_855,
                 "StealsWithoutConsent" => 158,
                 "ServesAfterConsent" => 1_322,
                 "CountsOldBallot" => 5_169,
-                "ShortensFromDecision" => 330,
-                "TellsOnce" => 406,
+                "ChangesMembersTwice" => 501,
+                "ShortensFromDecision" => 47,
+                "TellsOnce" => 270,
                 "TakesFromTheLiving" => 90,
                 "LivesOn" => 51,
-                "OrdersFromArrival" => 224,
-                "LeavesAfterOrders" => 2_959,
-                "ExpiresEarly" => 1_020,
+                "OrdersFromArrival" => 212,
+                "LeavesAfterOrders" => 2_341,
+                "ExpiresEarly" => 1_244,
+                "WallClock" => 42,
                 _ => 0,
             };
             let caught = catch(mutation, first..10_000).or_else(|| catch(mutation, 0..first));
