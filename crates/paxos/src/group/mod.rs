@@ -1,7 +1,7 @@
 //! One member of a paxos group.
 //!
 //! A log is replicated by Multi-Paxos: phase 1 once per ballot for all slots ([`candidate`]), phase 2 in a pipeline
-//! ([`leader`]), votes when they are durable ([`acceptor`]). An entry's link to the position before it makes its
+//! ([`leader`], [`replication`]), votes when they are durable ([`acceptor`]). An entry's link to the position before it makes its
 //! vote one for all before it, so the first entry of a ballot, always the [`BeMaster`](crate::entry::BeMaster) of who leads it,
 //! re-stamps the tail that it found.
 //!
@@ -11,6 +11,7 @@ mod acceptor;
 mod candidate;
 mod leader;
 mod lease;
+mod replication;
 #[cfg(test)]
 mod tests;
 
@@ -473,7 +474,8 @@ impl Group {
             }
             Role::Candidate(candidacy) => Some(self.asks_again_at(candidacy)),
             Role::Leader(leading) => {
-                [self.resends_at(leading, now), self.renews_at(leading, now)].into_iter().flatten().min()
+                let due = [self.proposes_at(leading, now), self.resends_at(leading, now), self.renews_at(leading, now)];
+                due.into_iter().flatten().min()
             }
         };
         [of_role, self.offers_at()].into_iter().flatten().min().map(|due| due.max(now))
