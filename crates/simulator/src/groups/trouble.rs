@@ -219,7 +219,7 @@ impl<P: Program> World<P> {
             })
     }
 
-    /// All that any node takes to hold, or that may come of an admission.
+    /// All that any node takes to hold, or that may come of what was ordered.
     fn configurations(&self) -> Vec<Vec<NodeId>> {
         let mut all = Vec::new();
         for program in self.nodes.iter().filter_map(|member| member.program.as_ref()) {
@@ -227,8 +227,15 @@ impl<P: Program> World<P> {
                 let view = program.view(*group);
                 for members in [view.members, view.members_decided].iter().filter(|members| !members.is_empty()) {
                     let invited = self.invited.iter().filter(|(to, node)| to == group && !members.contains(node));
-                    all.extend(invited.map(|(_, node)| [members, &[*node][..]].concat()));
-                    all.push(members.to_vec());
+                    let grown = invited.map(|(_, node)| [members, &[*node][..]].concat());
+                    let grown: Vec<_> = grown.chain([members.to_vec()]).collect();
+                    for (_, leaving) in self.dismissed.iter().filter(|(from, _)| from == group) {
+                        let shrunk = grown.iter().filter(|members| members.contains(leaving));
+                        all.extend(
+                            shrunk.map(|members| members.iter().copied().filter(|node| node != leaving).collect()),
+                        );
+                    }
+                    all.extend(grown);
                 }
             }
         }
@@ -243,11 +250,13 @@ impl<P: Program> World<P> {
         let damaged = (0..self.nodes.len()).find(|node| is_member(node) && self.nodes[*node].is_doomed);
         let outside: Vec<usize> =
             (0..self.nodes.len()).filter(|node| !is_member(node) && !self.nodes[*node].is_doomed).collect();
-        if self.dismissed.iter().any(|(from, node)| *from == group && !members.contains(node)) {
+        let is_replaced = |(from, node): &(GroupId, NodeId)| {
+            *from == group && !members.contains(node) && self.nodes[self.index(*node)].is_doomed
+        };
+        if self.dismissed.iter().any(is_replaced) {
             self.checks.happened(Incident::Dismissed);
         }
         if let Some(node) = damaged {
-            self.dismissed.insert((group, self.nodes[node].id));
             self.order(master, group, Order::Dismiss(self.nodes[node].id))?;
         } else if members.len() > 3 && dice.coin() && (0..self.nodes.len()).all(|node| self.can_spare(node)) {
             let leaving = members[dice.index(members.len())];

@@ -41,7 +41,7 @@ pub(super) struct World<P: Program> {
     pub(super) trace: u64,
     /// Whose admission was ordered, which may come of it at any time.
     pub(super) invited: BTreeSet<(GroupId, NodeId)>,
-    /// Whose dismissal was ordered as its disk is damaged.
+    /// Likewise, whose dismissal.
     pub(super) dismissed: BTreeSet<(GroupId, NodeId)>,
     /// The trace as lines, if anybody wants to read it.
     pub(super) lines: Option<Vec<String>>,
@@ -552,6 +552,9 @@ impl<P: Program> World<P> {
         }
         if let Order::Admit(joining) = order {
             self.invited.insert((group, joining));
+        }
+        if let Order::Dismiss(leaving) = order {
+            self.dismissed.insert((group, leaving));
         }
         self.feed(node, Input::Order(group, order))
     }
