@@ -74,6 +74,10 @@ pub(super) struct Checks {
     /// Of each group: the last mastership that is decided.
     epochs: Vec<u64>,
     disks: Vec<Vec<Shadow>>,
+    /// Of each group: after which slot disks have changed since they were looked at, if behind that they had anything.
+    changed: Vec<Option<Slot>>,
+    /// Of each group: the last slot that was acknowledged, and the members whose quorum has it and all before it.
+    firm: Vec<(Slot, [Vec<usize>; 2])>,
     /// Of each group.
     acknowledged: Vec<u64>,
     incidents: u64,
@@ -102,6 +106,8 @@ impl Checks {
             renewed: vec![Slot(0); nodes],
             epochs: vec![0; groups],
             disks: vec![vec![Shadow::default(); groups]; nodes],
+            changed: vec![None; groups],
+            firm: vec![(Slot(0), Default::default()); groups],
             acknowledged: vec![0; groups],
             incidents: 0,
             is_clock_broken,
@@ -128,6 +134,7 @@ impl Checks {
     /// What was not synced may be on the disk all the same, and is read again with all else.
     pub(super) fn starts(&mut self, node: usize) {
         self.disks[node].fill(Shadow::default());
+        self.changed.fill(Some(Slot(0)));
         self.told[node].fill(Slot(0));
     }
 
@@ -294,8 +301,12 @@ impl Checks {
         let shadow = &mut self.disks[node][group];
         match change {
             OnDisk::Truncate { after } => {
-                let kept = after.0.saturating_sub(shadow.base);
-                shadow.values.truncate(usize::try_from(kept).expect("logs are short"));
+                let kept = usize::try_from(after.0.saturating_sub(shadow.base)).expect("logs are short");
+                if kept < shadow.values.len() {
+                    shadow.values.truncate(kept);
+                    let changed = &mut self.changed[group];
+                    *changed = Some(changed.map_or(after, |first| first.min(after)));
+                }
             }
             OnDisk::Push { value } => shadow.values.push(value),
             OnDisk::Base { slot } => {
@@ -312,16 +323,36 @@ impl Checks {
         group: usize,
         slot: Slot,
         id: u64,
-        members: &[Vec<usize>; 2],
+        members: [Vec<usize>; 2],
     ) -> Result<(), Violation> {
         self.acknowledged[group] += 1;
+        if self.held.get(&id) != Some(&(group, slot)) {
+            return broken(Rule::ToldTheTruth, format!("{id} is acknowledged, and not in slot {slot}"));
+        }
+        self.is_durable(group, slot, &members)?;
+        if slot >= self.firm[group].0 {
+            self.firm[group] = (slot, members);
+        }
+        Ok(())
+    }
+
+    /// To be called when disks have changed. What was acknowledged, and all before it, is where it was.
+    pub(super) fn stays_durable(&mut self) -> Result<(), Violation> {
+        for group in 0..self.changed.len() {
+            let Some(after) = self.changed[group].take() else { continue };
+            let (last, members) = &self.firm[group];
+            for slot in after.0 + 1..=last.0 {
+                self.is_durable(group, Slot(slot), members)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn is_durable(&self, group: usize, slot: Slot, members: &[Vec<usize>; 2]) -> Result<(), Violation> {
         let index = usize::try_from(slot.0 - 1).expect("logs are short");
         let Some((value, _)) = self.decided[group].get(index) else {
             return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged and not decided"));
         };
-        if self.held.get(&id) != Some(&(group, slot)) {
-            return broken(Rule::ToldTheTruth, format!("{id} is acknowledged, and not in slot {slot}"));
-        }
         let has = |node: &&usize| {
             let shadow = &self.disks[**node][group];
             let above = slot.0.checked_sub(shadow.base + 1).and_then(|above| usize::try_from(above).ok());

@@ -1,8 +1,11 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use paxos::Slot;
+
+use super::checks::Checks;
 use super::disk::{Disk, Left};
-use super::{Coverage, Failure, Incident, Knobs, Mutation, Rule, catch, run_core, run_pieces};
+use super::{Coverage, Failure, Incident, Knobs, Mutation, OnDisk, Rule, catch, run_core, run_pieces};
 use crate::Random;
 
 /// Panics on purpose are violations here.
@@ -189,4 +192,35 @@ fn a_bit_that_flips_is_found_whatever_was_cut_before() {
         }
     }
     assert!(flipped > 200, "{flipped}");
+}
+
+#[test]
+fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
+    let mut checks = Checks::new(3, 1, false);
+    let write = |checks: &mut Checks, node, values: &[u64]| {
+        values.iter().for_each(|value| checks.on_disk(node, 0, OnDisk::Push { value: *value }));
+    };
+    let members = || [vec![0, 1, 2], vec![0, 1, 2]];
+    for (slot, value) in [(1, 11), (2, 12)] {
+        checks.decided(0, 0, Slot(slot), value, value).unwrap();
+        checks.holds(0, Slot(slot), slot).unwrap();
+    }
+    write(&mut checks, 0, &[11, 12]);
+    write(&mut checks, 1, &[11]);
+    let rule = |result: Result<(), super::Violation>| result.map_err(|violation| violation.rule);
+    assert_eq!(rule(checks.acknowledged(0, Slot(2), 2, members())), Err(Rule::AcknowledgedIsDurable));
+    write(&mut checks, 1, &[12, 13]);
+    assert_eq!(checks.acknowledged(0, Slot(2), 2, members()), Ok(()));
+    // What is not acknowledged may go.
+    checks.on_disk(1, 0, OnDisk::Truncate { after: Slot(2) });
+    assert_eq!(checks.stays_durable(), Ok(()));
+    // What is may be in a snapshot, and comes back with a restart.
+    checks.on_disk(0, 0, OnDisk::Base { slot: Slot(2) });
+    checks.starts(1);
+    write(&mut checks, 1, &[11, 12]);
+    assert_eq!(checks.stays_durable(), Ok(()));
+    // A slot below the last one that was acknowledged is as firm.
+    checks.on_disk(1, 0, OnDisk::Truncate { after: Slot(0) });
+    write(&mut checks, 1, &[14, 12]);
+    assert_eq!(rule(checks.stays_durable()), Err(Rule::AcknowledgedIsDurable));
 }

@@ -24,7 +24,7 @@ pub(super) struct World<P: Program> {
     pub(super) now: u64,
     pub(super) steps: u64,
     pub(super) nodes: Vec<Member<P>>,
-    /// Whether what this one sends reaches that one.
+    /// Whether what this one sends does not reach that one.
     pub(super) is_cut: Vec<Vec<bool>>,
     pub(super) groups: Vec<GroupId>,
     pub(super) checks: Checks,
@@ -268,6 +268,7 @@ impl<P: Program> World<P> {
             let checks = &mut self.checks;
             P::note(record, &mut |group, change| checks.on_disk(node, group.0 as usize, change));
         }
+        self.checks.stays_durable()?;
         let program = P::start(&seat, records, now, &mut member.out);
         let life = member.life;
         for group in &self.groups {
@@ -368,7 +369,7 @@ impl<P: Program> World<P> {
                 let indexes = |members: &[NodeId]| members.iter().map(|id| self.index(*id)).collect::<Vec<_>>();
                 // The next change of members may have begun in this very step.
                 let members = [indexes(&view.members), indexes(&view.members_decided)];
-                self.checks.acknowledged(index(group), slot, id, &members)
+                self.checks.acknowledged(index(group), slot, id, members)
             }
             Told::Refused { id } => self.checks.refused(id),
             Told::Mastered { group, epoch } => {
@@ -465,6 +466,7 @@ impl<P: Program> World<P> {
             let checks = &mut self.checks;
             P::note(&record, &mut |group, change| checks.on_disk(node, group.0 as usize, change));
         }
+        self.checks.stays_durable()?;
         self.sync(node);
         match token {
             Some(token) => self.feed(node, Input::Persisted(token)),
