@@ -17,12 +17,11 @@ pub struct Token(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ProposalId(pub u64);
 
+/// What a paxos group is told. Durations are of its node's own clock.
 #[derive(Clone, Debug)]
 pub enum Input {
-    Message {
-        from: NodeId,
-        message: Message,
-    },
+    /// `from` is who sent it, as whoever connects nodes has made sure.
+    Message { from: NodeId, message: Message },
     /// All that was appended under this token and before is durable.
     Persisted(Token),
     /// What was appended may not be durable. The paxos group does nothing any more: the node has to be started again.
@@ -30,48 +29,28 @@ pub enum Input {
     /// Some time went by. Due when [`crate::Group::next_tick`] says.
     Tick,
     /// To the master. An entry may have any size: who drives sees to it that a record and a message may have it, too.
-    Propose {
-        id: ProposalId,
-        entry: Bytes,
-    },
+    Propose { id: ProposalId, entry: Bytes },
     /// As [`Input::Propose`], but at whatever node is master, and nothing is told of it: it may be lost, or there twice.
-    Forward {
-        entry: Bytes,
-    },
+    Forward { entry: Bytes },
     /// The application's state after the entry at `slot`, which it has applied. The log is trimmed up to there; but not while
-    /// a node gets the snapshot before it from this one, and gets on with that: then another is welcome later.
-    Snapshot {
-        slot: Slot,
-        application: Bytes,
-    },
+    /// a node gets the snapshot before it from this one, and gets on with that: then another is welcome later. It is one record,
+    /// and in memory as a whole, here and at who gets it: as with entries, who drives limits its size.
+    Snapshot { slot: Slot, application: Bytes },
     /// This node's liveness epoch in the system group (0: none), and until when its lease by it runs.
-    Liveness {
-        liveness: u64,
-        until: Instant,
-    },
+    Liveness { liveness: u64, until: Instant },
     /// Nodes that follow this paxos group and are no members: they get its log, and have no vote.
     Learners(Vec<NodeId>),
     /// The system group has decided that this liveness epoch of the node is over.
-    Expired {
-        node: NodeId,
-        liveness: u64,
-    },
+    Expired { node: NodeId, liveness: u64 },
     /// To the master: make it a member, once it has caught up. One at a time waits for that, the last that was asked for;
     /// who drives asks again as long as the members are not as they are to be.
-    Admit {
-        node: NodeId,
-    },
+    Admit { node: NodeId },
     /// To the master: let this member go, which is not the master itself: it has to be moved first. As with
     /// [`Input::Admit`], to be repeated.
-    Dismiss {
-        node: NodeId,
-    },
+    Dismiss { node: NodeId },
     /// To the master: write that the lease ends `remaining` from now, or as it would if that is sooner, and that `to` follows,
     /// which is another member.
-    Shorten {
-        to: NodeId,
-        remaining: std::time::Duration,
-    },
+    Shorten { to: NodeId, remaining: std::time::Duration },
     /// To the member that is to be master next: ask the present one for its consent.
     Take,
 }
@@ -102,6 +81,7 @@ pub enum Record {
     Snapshot(Snapshot),
 }
 
+/// What whoever drives learns, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// Each slot after the one before, but for what an installed snapshot has.
@@ -147,10 +127,18 @@ pub enum Event {
     },
 }
 
+/// Why a proposal is not, and never will be, decided.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Refusal {
-    #[error("another node is master, as far as this one knows: {0:?}")]
+    #[error("{}", not_master(*.0))]
     NotMaster(Option<NodeId>),
-    #[error("too much waits for its slot")]
+    #[error("too much waits for its slot: propose again once something is acknowledged")]
     Overloaded,
+}
+
+fn not_master(master: Option<NodeId>) -> String {
+    match master {
+        Some(master) => format!("{master} is master, as far as this node knows: propose it there"),
+        None => "this node is not master, and knows of none: propose it again later, or to another".to_owned(),
+    }
 }

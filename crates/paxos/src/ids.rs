@@ -21,7 +21,7 @@ impl GroupId {
 pub struct Slot(pub u64);
 
 /// Nobody counts so far; what is below can be counted on from without a thought of its end.
-const BEYOND_COUNT: u64 = 1 << 62;
+pub(crate) const BEYOND_COUNT: u64 = 1 << 62;
 
 impl Slot {
     pub(crate) fn is_sound(self) -> bool {

@@ -48,10 +48,12 @@ impl Liveness {
     }
 
     /// # Panics
-    /// If an entry is no record: somebody else proposes to the system group.
+    /// If an entry is none of this build's records: a newer build, or a stranger, proposes to the system group. To pass over it
+    /// would make another state than others have.
     pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant, deviation: Deviation) {
         for entry in entries {
-            let mut record = Record::decode(entry).expect("only records are proposed to the system group");
+            let mut record = Record::decode(entry)
+                .unwrap_or_else(|error| panic!("the system group decided what only a newer build can read: {error}"));
             if let Record::TokenTake(take) = &mut record
                 && deviation.is(Mutant::TwoMoveTokens)
             {

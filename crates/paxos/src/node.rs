@@ -40,13 +40,11 @@ pub struct Node {
     kept: Slot,
 }
 
+/// What a node is told.
 #[derive(Clone, Debug)]
 pub enum NodeInput {
-    Message {
-        from: NodeId,
-        group: GroupId,
-        message: Message,
-    },
+    /// `from` is who sent it, as whoever connects nodes has made sure.
+    Message { from: NodeId, group: GroupId, message: Message },
     /// All that was appended under this token and before is durable.
     Persisted(Token),
     /// What was appended may not be durable. The node does nothing any more but refuse proposals, and has to be started again.
@@ -54,15 +52,9 @@ pub enum NodeInput {
     /// Some time went by. Due when [`Node::next_tick`] says.
     Tick,
     /// What [`Event::Prepare`] asked for is done.
-    Prepared {
-        fence: Fence,
-        what: Preparation,
-    },
+    Prepared { fence: Fence, what: Preparation },
     /// For one of its paxos groups.
-    Group {
-        group: GroupId,
-        input: Input,
-    },
+    Group { group: GroupId, input: Input },
 }
 
 /// A process of a node that begins.
@@ -117,7 +109,7 @@ impl Node {
 
     /// # Panics
     /// As [`Group::step`]; and if what is proposed to the system group is no [`system::Record`], which would stop all nodes once
-    /// it is decided.
+    /// it is decided; and if another member has it decide, or sends as its snapshot, what this build cannot read.
     pub fn step(&mut self, now: Instant, input: NodeInput, effects: &mut Effects) {
         let begun = effects.events.len();
         match input {
@@ -271,7 +263,8 @@ impl Node {
                 }
                 Event::Installed(snapshot) => {
                     (self.applied, self.kept) = (snapshot.position.slot, snapshot.position.slot);
-                    self.liveness.restore(&snapshot.application, now).expect("a snapshot is what a node made");
+                    let restored = self.liveness.restore(&snapshot.application, now);
+                    restored.unwrap_or_else(|error| panic!("the system group's snapshot is of a newer build: {error}"));
                     is_news = true;
                 }
                 _ => {}

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 use super::{Fence, Group, Node, Preparation, Record, Scheme, Step, System, Take, Token};
-use crate::ids::{Epoch, GroupId, Instant, NodeId, Slot};
+use crate::ids::{BEYOND_COUNT, Epoch, GroupId, Instant, NodeId, Slot};
 
 /// Written first in records and in snapshots.
 const VERSION: u8 = 1;
@@ -146,8 +146,8 @@ impl System {
     pub fn restore(bytes: &[u8]) -> Result<System, DecodeError> {
         let mut reader = Reader::new(bytes)?;
         let system = System {
-            applied: Slot(reader.number()?),
-            fence: Fence(reader.number()?),
+            applied: Slot(reader.count()?),
+            fence: Fence(reader.count()?),
             nodes: BTreeMap::from_iter(reader.list(|reader| Ok((reader.node()?, reader.known_node()?)))?),
             groups: BTreeMap::from_iter(reader.list(|reader| {
                 let id = reader.group()?;
@@ -238,6 +238,11 @@ impl<'a> Reader<'a> {
         Err(DecodeError::Range)
     }
 
+    /// One that is counted on from.
+    fn count(&mut self) -> Result<u64, DecodeError> {
+        Some(self.number()?).filter(|number| *number < BEYOND_COUNT).ok_or(DecodeError::Range)
+    }
+
     fn small(&mut self) -> Result<u32, DecodeError> {
         u32::try_from(self.number()?).map_err(|_| DecodeError::Range)
     }
@@ -273,10 +278,10 @@ impl<'a> Reader<'a> {
         Ok(Node {
             capacity: self.small()?,
             draining: self.flag()?,
-            liveness: self.number()?,
+            liveness: self.count()?,
             incarnation: self.number()?,
             stamp: Instant(self.number()?),
-            alive: Some(Slot(self.number()?)).filter(|slot| *slot > Slot(0)),
+            alive: Some(Slot(self.count()?)).filter(|slot| *slot > Slot(0)),
         })
     }
 

@@ -249,6 +249,9 @@ fn bytes_that_are_no_record_are_told_apart() {
     assert_eq!(decode(&[1, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]), DecodeError::Range);
     assert_eq!(decode(&[1, 10, 1, 0]), DecodeError::Form);
     assert_eq!(decode(&[1, 10, 0x81, 0]), DecodeError::Form);
+    // From which nobody could count on: 2^62 as the last slot.
+    let far = [&[1][..], &[0x80; 8], &[0x40, 0, 0, 0, 0]].concat();
+    assert_eq!(System::restore(&far).unwrap_err(), DecodeError::Range);
 }
 
 #[test]

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use expect_test::{Expect, expect};
 use paxos::mover::Move;
-use paxos::system::{Record as Change, Scheme, Step};
+use paxos::system::{Fence, Preparation, Record as Change, Scheme, Step};
 use paxos::{
-    Effects, Event, GroupId, Input, Instant, Message, Node, NodeId, NodeInput, Options, Process, ProposalId, Record,
-    Report, Slot, Token,
+    Effects, Epoch, Event, GroupId, Input, Instant, Message, Node, NodeId, NodeInput, Options, Orders, Process,
+    ProposalId, Record, Report, Serving, Slot, Token,
 };
 
 const NODES: u32 = 3;
@@ -168,15 +168,20 @@ impl Cluster {
 
     fn run(&mut self, millis: u64) {
         for _ in 0..millis {
-            self.now = self.now + Duration::from_millis(1);
-            let now = self.now;
-            for (_, from, to, group, message) in self.wire.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
-                self.step(to, NodeInput::Message { from, group, message });
-            }
-            for id in self.nodes.keys().copied().collect::<Vec<_>>() {
-                self.tick(id);
-            }
+            self.pass();
             self.check_orders();
+        }
+    }
+
+    /// A millisecond goes by.
+    fn pass(&mut self) {
+        self.now = self.now + Duration::from_millis(1);
+        let now = self.now;
+        for (_, from, to, group, message) in self.wire.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
+            self.step(to, NodeInput::Message { from, group, message });
+        }
+        for id in self.nodes.keys().copied().collect::<Vec<_>>() {
+            self.tick(id);
         }
     }
 
@@ -469,7 +474,7 @@ fn a_node_whose_storage_failed_refuses_what_is_proposed_and_does_nothing_else() 
         23.309 n1 prepares g1 for n2: SyncOffsets
         23.310 n1 has no storage
         28.026 n3 serves g1 as e4
-        33.312 n1 refuses: another node is master, as far as this one knows: None
+        33.312 n1 refuses: this node is not master, and knows of none: propose it again later, or to another
         masters n3 n2 n3
     "#]]);
 }
@@ -516,4 +521,40 @@ fn what_is_on_its_way_to_the_system_group_is_not_written_again_and_no_garbage_is
     hear(&mut cluster, b"no record".to_vec());
     cluster.run(10);
     assert_eq!(last(&cluster).0, before + 4);
+}
+
+/// Moves go wrong by that, and nothing else does.
+#[test]
+fn strange_reports_and_orders_are_lived_with() {
+    let mut cluster = spread(by(Scheme::Shorten));
+    let mut seed = 7_u64;
+    for round in 0..20_000 {
+        let mut below = |bound: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (seed >> 33) % bound
+        };
+        let [from, to, node] = [(); 3].map(|()| NodeId(u32::try_from(1 + below(4)).unwrap()));
+        let mut number = || if below(8) == 0 { u64::MAX - below(2) } else { below(8) };
+        let (group, epoch, stamp) = (GroupId(u32::try_from(number() % 5).unwrap()), Epoch(number()), Instant(number()));
+        let (fence, lag) = (Fence(number()), number());
+        let process = 1000 * u64::from(to.0) + 1;
+        let step = [Step::FIRST, Step::Handover(Scheme::Consent), Step::Handover(Scheme::Shorten)][round % 3];
+        let within = Duration::from_micros(number());
+        let message = if round % 2 == 0 {
+            let serves = vec![Serving { group, epoch, members: vec![(from, lag), (node, number())] }];
+            let prepared = Some((fence, Preparation::SyncOffsets));
+            Message::Report(Report { process, stamp, serves, prepared, refused: Some((fence, step)) })
+        } else {
+            let of = Move { fence, group, from: to, to: node, epoch };
+            Message::Orders(Orders { process, stamp, of, step, within })
+        };
+        if cluster.nodes.contains_key(&to) {
+            cluster.step(to, NodeInput::Message { from, group: GroupId::SYSTEM, message });
+        }
+        cluster.pass();
+        cluster.masters();
+    }
+    cluster.run(60_000);
+    let masters = (0..=3).filter(|group| cluster.master(GroupId(*group)).is_some()).count();
+    assert_eq!(masters, 4, "{}", cluster.told);
 }
