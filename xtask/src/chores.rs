@@ -30,10 +30,11 @@ pub(crate) fn index() -> anyhow::Result<ExitCode> {
 /// If cargo cannot be started.
 pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
     // Paxos groups have a world of their own, which is quick to build and to run.
-    let of_groups = arguments.windows(2).position(|pair| pair[0] == "--scenario" && pair[1] == "paxos");
+    let one = arguments.iter().position(|word| word == "--scenario=paxos").map(|at| at..at + 1);
+    let two = arguments.windows(2).position(|pair| pair == ["--scenario", "paxos"]).map(|at| at..at + 2);
     let mut arguments = arguments.to_vec();
-    let world = of_groups.map_or(["scenarios", "simulate"], |at| {
-        arguments.drain(at..at + 2);
+    let world = one.or(two).map_or(["scenarios", "simulate"], |words| {
+        arguments.drain(words);
         ["groups", "groups"]
     });
     let status = Command::new(CARGO)
@@ -69,10 +70,11 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
 
 /// A package, and what the names of its fuzz tests have in common. Most are property tests: each run of them draws new
 /// cases. The journal's takes seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round goes further.
-const FUZZED: [(&str, &str); 6] = [
+const FUZZED: [(&str, &str); 7] = [
     ("domain", "any_text"),
     ("domain", "what_is_found_good"),
     ("server", "as_the_wire_types_do"),
+    ("paxos", "any_bytes_are"),
     ("journal", "no_bytes"),
     ("journal", "whatever_happened_to_its_files"),
     ("store-embedded", "cut_or_strange_bytes"),

@@ -33,7 +33,8 @@ enum Chore {
     /// Run whole simulated clusters from seeds
     #[command(disable_help_flag = true)]
     Simulate {
-        /// For the simulator, as in `--seeds 100 --scenario owner`; `--help` lists them
+        /// For the simulator, as in `--seeds 100 --scenario owner`; `--help` lists them, and `--scenario paxos --help` those for
+        /// paxos groups
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

@@ -1,7 +1,7 @@
 //! Three members of one paxos group in one thread, with a disk and a network that take no time: how many entries a second the
 //! core alone takes, each of 1 KB and distinct, and applied in order by all three.
 //!
-//! `cargo run --release -p paxos --example rate`
+//! `cargo run --release -p paxos --example rate`, for which it takes 3 GB: all entries are there from the beginning to the end.
 
 #![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "it measures, and prints a figure")]
 
@@ -14,8 +14,10 @@ use paxos::{Effects, Event, Group, GroupId, Input, Instant, Message, NodeId, Opt
 
 const ENTRIES: u64 = 2_000_000;
 const SIZE: usize = 1_024;
-/// Distinct entries; each is used again once all others were, with what makes it distinct changed.
+/// So many are proposed before messages are delivered.
 const IN_ROUND: u64 = 64;
+/// In a slot, at most.
+const IN_SLOT: usize = 64;
 
 struct Member {
     group: Group,
@@ -33,7 +35,7 @@ struct World {
 impl World {
     fn new() -> World {
         let nodes = [NodeId(1), NodeId(2), NodeId(3)];
-        let options = Arc::new(Options::default());
+        let options = Arc::new(Options { batch_entries: IN_SLOT, ..Options::default() });
         let start = |node: &NodeId| {
             let mut effects = Effects::default();
             let group = Group::start((*node, GroupId(1)), options.clone(), &nodes, [], Instant(0), &mut effects);
@@ -62,6 +64,7 @@ impl World {
             match event {
                 Event::Decided { entry, .. } => {
                     if let Value::Data(batch) = entry.value {
+                        assert!(batch.len() <= IN_SLOT, "a slot has more than it may");
                         member.applied.extend_from_slice(&batch);
                     }
                 }

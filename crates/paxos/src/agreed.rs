@@ -15,6 +15,7 @@ pub struct Agreed {
     pub members: Arc<[NodeId]>,
 }
 
+/// Who is master, or was last, and what its lease rests on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mastership {
     /// Its epoch rises with each master, and when one is master anew.
@@ -28,6 +29,7 @@ pub struct Mastership {
     pub shortened: Option<Shortened>,
 }
 
+/// The master leaves to `to`, `remaining` after it wrote so.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shortened {
     pub to: NodeId,

@@ -17,6 +17,7 @@ pub struct Position {
 }
 
 impl Position {
+    /// Before the first slot.
     pub const START: Position = Position { ballot: Ballot::NONE, slot: Slot(0) };
 
     /// Whether it may be in the log of who has promised `most`.
@@ -25,6 +26,7 @@ impl Position {
     }
 }
 
+/// What is in a slot.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
     /// Of who proposed it first; it keeps it whoever decides it.
@@ -32,6 +34,7 @@ pub struct Entry {
     pub value: Value,
 }
 
+/// What a slot decides.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Value {
     /// Says nothing, and renews the lease of the master that wrote it.
@@ -63,7 +66,7 @@ pub enum Claim {
     Waited { tenure: Tenure, lease_slot: Slot },
     /// It is the master of this itself.
     Own { tenure: Tenure },
-    /// The master stopped, and left it to this node alone.
+    /// The master stopped, and left it to this node, or to whoever is first.
     Consent { tenure: Tenure },
 }
 

@@ -28,6 +28,7 @@ use crate::system::{Fence, Preparation, Record, Scheme, Step, System, Take, Toke
 #[cfg(test)]
 mod tests;
 
+/// What can be set of moves, the same at all nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
     pub tolerance: Tolerance,

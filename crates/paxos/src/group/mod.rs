@@ -445,11 +445,13 @@ impl Group {
 
 /// What others may look at.
 impl Group {
+    /// The greatest ballot that this member obeys; perhaps not durable yet.
     #[must_use]
     pub fn promised(&self) -> Ballot {
         self.promised
     }
 
+    /// All up to here is known to be decided.
     #[must_use]
     pub fn decided(&self) -> Slot {
         self.decided
@@ -493,6 +495,7 @@ impl Group {
         &self.tip
     }
 
+    /// Whether it may propose, which is less than to serve: see [`Group::serves`].
     #[must_use]
     pub fn is_leader(&self) -> bool {
         matches!(self.role, Role::Leader(_))

@@ -78,6 +78,7 @@ impl World {
             "batch_entries" => self.options.batch_entries = value.parse().unwrap(),
             "batch_bytes" => self.options.batch_bytes = value.parse().unwrap(),
             "chunk_bytes" => self.options.chunk_bytes = value.parse().unwrap(),
+            "waiting_bytes" => self.options.waiting_bytes = value.parse().unwrap(),
             "window_bytes" => self.options.window_bytes = value.parse().unwrap(),
             _ => panic!("not an option of stories: {name}"),
         }

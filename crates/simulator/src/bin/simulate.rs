@@ -12,7 +12,7 @@ struct Arguments {
     /// The first of them: long runs can be made in pieces.
     #[arg(long, default_value_t = 0)]
     first_seed: u64,
-    /// Only this scenario.
+    /// Only this scenario. `paxos` has options of its own: `cargo xtask simulate --scenario paxos --help`.
     #[arg(long)]
     scenario: Option<String>,
     /// Only this seed.
