@@ -312,6 +312,24 @@ fn a_node_that_was_drained_gets_masters_again() {
 }
 
 #[test]
+fn a_master_leaves_whom_another_of_its_masterships_weighs_down() {
+    let mut cluster = Cluster::new(4, Options::default());
+    cluster.run(15_000);
+    let masters = cluster.masters();
+    cluster.told = format!("masters {masters}\n");
+    let weights = (1..=4).map(|group| (GroupId(group), if group == 4 { 200 } else { 100 })).collect();
+    cluster.change(&Change::Weigh { weights });
+    cluster.run(5_000);
+    cluster.check(&expect![[r#"
+        masters n1 n2 n3 n3
+        23.304 n3 prepares g3 for n1: SyncOffsets
+        23.306 n3 prepares g3 for n1: TellProducers
+        23.315 n1 serves g3 as e3
+        masters n1 n2 n1 n3
+    "#]]);
+}
+
+#[test]
 fn a_lease_is_cut_short_or_waited_for_where_that_is_wanted() {
     for (scheme, expected) in [
         (

@@ -1,6 +1,7 @@
 //! raft-rs in the world of paxos groups: what is sound is not called broken, and what is broken is.
 
 mod raft;
+mod replay;
 mod shelf;
 
 use ::raft::eraftpb::MessageType;
