@@ -108,6 +108,10 @@ impl Scheduler {
                 () = leading.over.cancelled() => return Ok(()),
                 () = self.wait_for(next) => {}
             }
+            // It may have stood still meanwhile, and another leads now.
+            if !leading.is_valid() {
+                return Ok(());
+            }
             // The policy: of several that are due, the latest.
             let due = self.cron.latest_at(self.runtime.now()).map_or(next, |latest| latest.max(next));
             if let Err(error) = self.call(due, leading).await {

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use domain::Term;
-use runtime::{Monotonic, TaskSet};
+use runtime::{Monotonic, Runtime, TaskSet};
 use tokio_util::sync::CancellationToken;
 
 use super::node::Owned;
@@ -146,6 +146,17 @@ pub struct Leading {
     pub fence: Vec<Op>,
     /// Cancelled when the task is to end.
     pub over: CancellationToken,
+    session: Session,
+    runtime: Runtime,
+}
+
+impl Leading {
+    /// As [`Held::is_valid`]: to be asked right before what cannot be taken back. A process that stood still may come to that before it
+    /// comes to cancel [`Leading::over`].
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        !self.over.is_cancelled() && self.session.is_valid(self.runtime.monotonic())
+    }
 }
 
 impl Held {
@@ -156,7 +167,9 @@ impl Held {
         F: Future<Output = T>,
     {
         let (over, runtime) = (self.token(), self.owned.node().client.runtime().clone());
-        let mut working = Box::pin(task(Leading { term: self.term, fence: self.fence(), over: over.clone() }));
+        let (term, fence, session) = (self.term, self.fence(), self.session.clone());
+        let leading = Leading { term, fence, over: over.clone(), session, runtime: runtime.clone() };
+        let mut working = Box::pin(task(leading));
         let told = async {
             tokio::select! {
                 biased;

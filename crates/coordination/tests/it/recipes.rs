@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use coordination::conformance::{Case, tree::Subject};
 use coordination::memory::MemoryOptions;
-use coordination::recipes::{Candidate, Client, Discovery, LeaderSelector, Leading, Service, Source, Trust, Values};
+use coordination::recipes::{
+    Candidate, Client, Discovery, Ended, LeaderSelector, Leading, Service, Source, Trust, Values,
+};
 use coordination::tree::{Acl, NodePath, SessionOptions};
 use domain::Term;
 use runtime::{Runtime, TaskSet};
 use simulator::Simulation;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{MemoryForest, on_real, slow};
@@ -114,6 +117,41 @@ fn a1_there_is_never_a_second_leader_whatever_is_cut() {
         });
     }
     assert!(leaderships > 200, "{leaderships}");
+}
+
+#[test]
+fn who_stood_still_sees_by_the_clock_that_it_leads_no_more_also_before_it_is_told() {
+    let mut untold = 0;
+    for seed in 0..20 {
+        let sim = Simulation::new(seed);
+        sim.run_until(async {
+            let (runtime, leads) = (sim.member("a"), CancellationToken::new());
+            let forest = MemoryForest::new(runtime.clone(), slow());
+            let options = SessionOptions { timeout: Duration::from_secs(2), ..SessionOptions::default() };
+            let client = Client::new(&runtime, forest.process().await, options);
+            let candidate = Candidate { acl: Acl::Open, trust: Trust::UntilLost, ..Candidate::new("a") };
+            let selector = LeaderSelector::new(&client, NodePath::new("/throne").unwrap(), candidate);
+            let (seen, saw) = oneshot::channel();
+            let (tasks, led, clock) = (TaskSet::new(&runtime), leads.clone(), runtime.clone());
+            tasks.spawn("leader", async move {
+                let held = selector.lead().await.unwrap();
+                let never = CancellationToken::new();
+                let work = async |leading: Leading| {
+                    assert!(leading.is_valid());
+                    led.cancel();
+                    while leading.is_valid() {
+                        clock.sleep(Duration::from_millis(10)).await;
+                    }
+                    leading.over.is_cancelled()
+                };
+                seen.send(held.run(&never, Duration::ZERO, work).await).unwrap();
+            });
+            leads.cancelled().await;
+            sim.pause("a", Duration::from_secs(5));
+            untold += u32::from(saw.await.unwrap() == Ended::Done(false));
+        });
+    }
+    assert!(untold > 0, "the clock says it first, now and then");
 }
 
 #[test]
