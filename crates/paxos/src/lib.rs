@@ -3,11 +3,11 @@
 //! What it does not do: read a clock, draw a random number, write a file or send a message. Whoever drives it does, and
 //! tells it what became of that.
 //!
-//! Where it comes from: ballots, phases and slots are Lamport's (*Paxos Made Simple*); a log that agrees on one position agrees on
-//! all before it, asking on trial, and members that come and go one by one are Raft's (Ongaro's dissertation, 5.3, 9.6 and 4.1);
+//! Where it comes from: ballots and phases are Lamport's (*The Part-Time Parliament*); a log that agrees on one position agrees on
+//! all before it, asking on trial, and members that come and go one by one are Raft's (Ongaro's dissertation, 3.5, 9.6 and 4.1);
 //! a master that is a value in the log, with a lease that its proposals renew, is phxpaxos'; one liveness per node is
 //! CockroachDB's; that masters are moved one at a time, by three schemes, is WMB's (58.com). What is done otherwise, and why, is in
-//! `docs/decisions/0151` to `0156`.
+//! `docs/decisions/0151` to `0155`.
 //!
 //! Always true here, whatever is lost, late, doubled or reordered, and whoever crashes: two nodes never decide different
 //! entries for a slot. As long as clocks differ in rate by no more than [`Options::drift_ppm`]: no two nodes serve at once.

@@ -48,12 +48,12 @@ impl Liveness {
     }
 
     /// # Panics
-    /// If an entry is none of this build's records: a newer build, or a stranger, proposes to the system group. To pass over it
+    /// If an entry is none of this build's records, so a newer build or a stranger proposes to the system group: to pass over it
     /// would make another state than others have.
     pub(crate) fn apply(&mut self, entries: &[Bytes], now: Instant, deviation: Deviation) {
         for entry in entries {
             let mut record = Record::decode(entry)
-                .unwrap_or_else(|error| panic!("the system group decided what only a newer build can read: {error}"));
+                .unwrap_or_else(|error| panic!("the system group decided what this build cannot read: {error}"));
             if let Record::TokenTake(take) = &mut record
                 && deviation.is(Mutant::TwoMoveTokens)
             {

@@ -10,7 +10,7 @@ use crate::ids::{Ballot, Epoch, GroupId, Instant, NodeId, Slot, Tenure};
 use crate::mover::Move;
 use crate::system::{Fence, Preparation, Step};
 
-/// Each is of one paxos group. Durations are such on the sender's clock.
+/// Durations are such on the sender's clock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
     /// Phase 1. On trial it changes nothing: a node that is cut off shall not raise ballots that depose a master later.

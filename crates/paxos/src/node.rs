@@ -70,7 +70,7 @@ impl Node {
     ///
     /// # Panics
     /// As [`Group::start`], and if with these options a move's token could be taken over while its holder acts, or a master had no time
-    /// to leave within its orders.
+    /// to leave within its orders; and if the journal has what this build cannot read.
     pub fn start(
         process: Process,
         options: &Arc<Options>,
@@ -264,7 +264,8 @@ impl Node {
                 Event::Installed(snapshot) => {
                     (self.applied, self.kept) = (snapshot.position.slot, snapshot.position.slot);
                     let restored = self.liveness.restore(&snapshot.application, now);
-                    restored.unwrap_or_else(|error| panic!("the system group's snapshot is of a newer build: {error}"));
+                    restored
+                        .unwrap_or_else(|error| panic!("this build cannot read the system group's snapshot: {error}"));
                     is_news = true;
                 }
                 _ => {}

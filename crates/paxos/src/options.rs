@@ -28,8 +28,8 @@ pub struct Options {
     pub batch_bytes: usize,
     /// How long an entry waits for company while others are in flight.
     pub linger: Duration,
-    /// Bytes that wait for a slot, at most, but for one entry that is larger; more are refused. Each entry counts for its bytes
-    /// and for what keeps it.
+    /// Bytes that wait for a slot, at most, but for one entry that is larger; more are refused. Each that waits counts
+    /// for its bytes and for what keeps it.
     pub waiting_bytes: usize,
     /// Bytes in a message for who is behind, at most, but for one slot that is larger.
     pub chunk_bytes: usize,

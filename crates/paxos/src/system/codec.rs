@@ -287,7 +287,7 @@ impl<'a> Reader<'a> {
 
     fn token(&mut self) -> Result<Token, DecodeError> {
         Ok(Token {
-            fence: Fence(self.number()?),
+            fence: Fence(self.count()?),
             holder: self.node()?,
             liveness: self.number()?,
             group: self.group()?,
@@ -296,7 +296,7 @@ impl<'a> Reader<'a> {
             epoch: Epoch(self.number()?),
             step: self.step()?,
             stamp: Instant(self.number()?),
-            last: Slot(self.number()?),
+            last: Slot(self.count()?),
         })
     }
 

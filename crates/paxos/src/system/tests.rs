@@ -249,9 +249,16 @@ fn bytes_that_are_no_record_are_told_apart() {
     assert_eq!(decode(&[1, 10, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x7f]), DecodeError::Range);
     assert_eq!(decode(&[1, 10, 1, 0]), DecodeError::Form);
     assert_eq!(decode(&[1, 10, 0x81, 0]), DecodeError::Form);
-    // From which nobody could count on: 2^62 as the last slot.
-    let far = [&[1][..], &[0x80; 8], &[0x40, 0, 0, 0, 0]].concat();
-    assert_eq!(System::restore(&far).unwrap_err(), DecodeError::Range);
+    // From 2^62 nobody could count on: as the last slot, the last fence, a node's liveness or its slot, and the token's fence or slot.
+    let (far, near) = ([&[0x80; 8][..], &[0x40]].concat(), vec![1]);
+    for index in 0..6 {
+        let [applied, fence, liveness, alive, token, last] =
+            std::array::from_fn(|place| if place == index { &far[..] } else { &near[..] });
+        let node = [&[1, 1, 1, 0], liveness, &[1, 1], alive].concat();
+        let token = [&[1], token, &[1, 1, 1, 1, 1, 1, 1, 1], last].concat();
+        let bytes = [&[1], applied, fence, &node, &[0], &token].concat();
+        assert_eq!(System::restore(&bytes).unwrap_err(), DecodeError::Range, "{index}");
+    }
 }
 
 #[test]

@@ -544,34 +544,51 @@ fn what_is_on_its_way_to_the_system_group_is_not_written_again_and_no_garbage_is
 /// Moves go wrong by that, and nothing else does.
 #[test]
 fn strange_reports_and_orders_are_lived_with() {
+    const STEPS: [Step; 5] = [
+        Step::FIRST,
+        Step::Prepare(Preparation::TellProducers),
+        Step::Handover(Scheme::Wait),
+        Step::Handover(Scheme::Shorten),
+        Step::Handover(Scheme::Consent),
+    ];
     let mut cluster = spread(by(Scheme::Shorten));
-    let mut seed = 7_u64;
+    let (mut seed, mut obeyed) = (7_u64, BTreeSet::new());
     for round in 0..20_000 {
         let mut below = |bound: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (seed >> 33) % bound
         };
-        let [from, to, node] = [(); 3].map(|()| NodeId(u32::try_from(1 + below(4)).unwrap()));
+        let [from, other] = [(); 2].map(|()| NodeId(u32::try_from(1 + below(4)).unwrap()));
+        let to = NodeId(u32::try_from(1 + below(3)).unwrap());
+        // Whoever obeyed the last fence obeys no other any more, so that comes late.
+        let fence = Fence(if round < 18_000 { round / 100 + below(4) } else { u64::MAX - below(200) });
+        let step = STEPS[usize::try_from(below(5)).unwrap()];
+        let group = GroupId(u32::try_from(below(5)).unwrap());
         let mut number = || if below(8) == 0 { u64::MAX - below(2) } else { below(8) };
-        let (group, epoch, stamp) = (GroupId(u32::try_from(number() % 5).unwrap()), Epoch(number()), Instant(number()));
-        let (fence, lag) = (Fence(number()), number());
-        let process = 1000 * u64::from(to.0) + 1;
-        let step = [Step::FIRST, Step::Handover(Scheme::Consent), Step::Handover(Scheme::Shorten)][round % 3];
-        let within = Duration::from_micros(number());
+        let (epoch, lag, process) = (Epoch(number()), number(), 1000 * u64::from(to.0) + 1);
+        let stamp = if number() < 4 { Instant(number()) } else { cluster.now };
+        let within = Duration::from_millis(number());
         let message = if round % 2 == 0 {
-            let serves = vec![Serving { group, epoch, members: vec![(from, lag), (node, number())] }];
+            let serves = vec![Serving { group, epoch, members: vec![(from, lag), (other, number())] }];
             let prepared = Some((fence, Preparation::SyncOffsets));
             Message::Report(Report { process, stamp, serves, prepared, refused: Some((fence, step)) })
         } else {
-            let of = Move { fence, group, from: to, to: node, epoch };
-            Message::Orders(Orders { process, stamp, of, step, within })
+            let (from, to) = if number() % 2 == 0 { (to, other) } else { (other, to) };
+            Message::Orders(Orders { process, stamp, of: Move { fence, group, from, to, epoch }, step, within })
         };
-        if cluster.nodes.contains_key(&to) {
-            cluster.step(to, NodeInput::Message { from, group: GroupId::SYSTEM, message });
+        cluster.step(to, NodeInput::Message { from, group: GroupId::SYSTEM, message: message.clone() });
+        let orders = cluster.nodes[&to].node.as_ref().unwrap().orders(cluster.now);
+        if let (Message::Orders(Orders { of, .. }), Some(orders)) = (message, orders)
+            && orders.of == of
+        {
+            obeyed.insert((orders.step, of.from == to));
         }
         cluster.pass();
-        cluster.masters();
+        (0..=3).for_each(|group| {
+            cluster.master(GroupId(group));
+        });
     }
+    assert_eq!(obeyed.len(), 2 * STEPS.len(), "each step, for who leaves and who follows: {obeyed:?}");
     cluster.run(60_000);
     let masters = (0..=3).filter(|group| cluster.master(GroupId(*group)).is_some()).count();
     assert_eq!(masters, 4, "{}", cluster.told);
