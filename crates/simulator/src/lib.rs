@@ -1,8 +1,8 @@
 //! A world that follows from a seed: [`runtime::World`] for any number of members, with their clocks and disks, in
 //! which crashes, pauses, clock jumps and disk faults happen as a scenario says, and every run can be had again.
 //!
-//! With the feature `groups` there is another world, in [`groups`], for state machines that need no executor: paxos groups on a
-//! network with its faults.
+//! With the feature `groups` there is another world, in `simulator::groups`, for state machines that need no executor: paxos groups
+//! on a network with its faults.
 //!
 //! What it does not do: stop a task in the middle of a poll, or know real time or threads.
 //!

@@ -168,7 +168,7 @@ pub struct Suite {
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum SuiteError {
-    #[error("there is no scenario {0}; there are: {1}, and, for `cargo xtask simulate`, paxos")]
+    #[error("there is no scenario {0}; there are: {1}")]
     Unknown(String, String),
     #[error(transparent)]
     Failed(#[from] Box<Failure>),

@@ -1,7 +1,7 @@
 //! Runs the scenarios with many seeds, or replays one.
 
 use clap::Parser;
-use simulator::Order;
+use simulator::{Order, SuiteError};
 
 /// Simulates the scheduler over each store, alone and in clusters, under load, while machines and networks fail.
 #[derive(Parser)]
@@ -35,6 +35,9 @@ fn main() -> std::process::ExitCode {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
+            if matches!(error, SuiteError::Unknown(..)) {
+                eprintln!("And paxos, by `cargo xtask simulate --scenario paxos`.");
+            }
             std::process::ExitCode::FAILURE
         }
     }

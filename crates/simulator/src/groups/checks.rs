@@ -329,7 +329,7 @@ impl Checks {
         if self.held.get(&id) != Some(&(group, slot)) {
             return broken(Rule::ToldTheTruth, format!("{id} is acknowledged, and not in slot {slot}"));
         }
-        self.is_durable(group, slot, &members)?;
+        self.check_durable(group, slot, &members)?;
         if slot >= self.firm[group].0 {
             self.firm[group] = (slot, members);
         }
@@ -342,13 +342,13 @@ impl Checks {
             let Some(after) = self.changed[group].take() else { continue };
             let (last, members) = &self.firm[group];
             for slot in after.0 + 1..=last.0 {
-                self.is_durable(group, Slot(slot), members)?;
+                self.check_durable(group, Slot(slot), members)?;
             }
         }
         Ok(())
     }
 
-    fn is_durable(&self, group: usize, slot: Slot, members: &[Vec<usize>; 2]) -> Result<(), Violation> {
+    fn check_durable(&self, group: usize, slot: Slot, members: &[Vec<usize>; 2]) -> Result<(), Violation> {
         let index = usize::try_from(slot.0 - 1).expect("logs are short");
         let Some((value, _)) = self.decided[group].get(index) else {
             return broken(Rule::AcknowledgedIsDurable, format!("slot {slot} is acknowledged and not decided"));

@@ -214,12 +214,16 @@ fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     // What is not acknowledged may go.
     checks.on_disk(1, 0, OnDisk::Truncate { after: Slot(2) });
     assert_eq!(checks.stays_durable(), Ok(()));
-    // What is may be in a snapshot, and comes back with a restart.
+    // What is may be in a snapshot, and has to come back with a restart.
     checks.on_disk(0, 0, OnDisk::Base { slot: Slot(2) });
     checks.starts(1);
     write(&mut checks, 1, &[11, 12]);
     assert_eq!(checks.stays_durable(), Ok(()));
+    checks.starts(1);
+    write(&mut checks, 1, &[11]);
+    assert_eq!(rule(checks.stays_durable()), Err(Rule::AcknowledgedIsDurable));
     // A slot below the last one that was acknowledged is as firm.
+    write(&mut checks, 1, &[12]);
     checks.on_disk(1, 0, OnDisk::Truncate { after: Slot(0) });
     write(&mut checks, 1, &[14, 12]);
     assert_eq!(rule(checks.stays_durable()), Err(Rule::AcknowledgedIsDurable));
