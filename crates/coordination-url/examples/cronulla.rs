@@ -108,7 +108,7 @@ impl Scheduler {
                 () = leading.over.cancelled() => return Ok(()),
                 () = self.wait_for(next) => {}
             }
-            // It may have stood still meanwhile, and another leads now.
+            // It may have stood still meanwhile, and another may lead now.
             if !leading.is_valid() {
                 return Ok(());
             }

@@ -146,16 +146,17 @@ pub struct Leading {
     pub fence: Vec<Op>,
     /// Cancelled when the task is to end.
     pub over: CancellationToken,
+    held: CancellationToken,
     session: Session,
     runtime: Runtime,
 }
 
 impl Leading {
-    /// As [`Held::is_valid`]: to be asked right before what cannot be taken back. A process that stood still may come to that before it
-    /// comes to cancel [`Leading::over`].
+    /// As [`Held::is_valid`], also while the task is told to end: to be asked right before what cannot be taken back. A process that stood
+    /// still may come to that before it comes to cancel [`Leading::over`].
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        !self.over.is_cancelled() && self.session.is_valid(self.runtime.monotonic())
+        !self.held.is_cancelled() && self.session.is_valid(self.runtime.monotonic())
     }
 }
 
@@ -167,8 +168,8 @@ impl Held {
         F: Future<Output = T>,
     {
         let (over, runtime) = (self.token(), self.owned.node().client.runtime().clone());
-        let (term, fence, session) = (self.term, self.fence(), self.session.clone());
-        let leading = Leading { term, fence, over: over.clone(), session, runtime: runtime.clone() };
+        let (term, fence, held, session) = (self.term, self.fence(), self.over.child_token(), self.session.clone());
+        let leading = Leading { term, fence, over: over.clone(), held, session, runtime: runtime.clone() };
         let mut working = Box::pin(task(leading));
         let told = async {
             tokio::select! {
