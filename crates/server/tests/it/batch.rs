@@ -125,20 +125,25 @@ async fn a_batch_ends_with_its_key() {
         connection.write(head.as_bytes()).await;
         let line = body("") + "\n";
         let chunk = format!("{:x}\r\n{line}\r\n", line.len());
-        for number in 1.. {
+        let mut number = 0;
+        'batch: loop {
             connection.write(chunk.as_bytes()).await;
-            if number == 1 {
+            if number == 0 {
                 connection.read_head().await;
             }
-            let result: Value = serde_json::from_slice(&connection.read_chunk().await).unwrap();
-            assert_eq!(result["line"], number);
-            if result["status"] != 201 {
-                assert_eq!(result["problem"]["code"], "invalid_credentials");
-                assert!(number > 1, "the key was good");
-                break;
+            // The last line that is taken, and what ends the batch, may come together.
+            for result in serde_json::Deserializer::from_slice(&connection.read_chunk().await).into_iter::<Value>() {
+                let result = result.unwrap();
+                number += 1;
+                assert_eq!(result["line"], number);
+                if result["status"] != 201 {
+                    assert_eq!(result["problem"]["code"], "invalid_credentials");
+                    assert!(number > 1, "the key was good");
+                    break 'batch;
+                }
+                assert!(!is_revoked || number == 1, "the key is gone");
+                assert!(number < 1_000, "the key has expired");
             }
-            assert!(!is_revoked || number == 1, "the key is gone");
-            assert!(number < 1_000, "the key has expired");
             if is_revoked {
                 let revoked = world.send("DELETE", &format!("/v1/tenants/tenant-1/keys/{id}"), "").await;
                 assert!(revoked.status < 300, "{}", revoked.body);
