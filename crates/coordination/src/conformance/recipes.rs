@@ -50,6 +50,7 @@ suite! { $ dyn Subject, recipe_conformance_tests, [conformance::recipes];
         the_leader_is_first_and_the_next_follows
         a7_who_has_led_leads_again_at_the_end_of_the_line
         a7_who_lost_its_session_stands_again_behind_the_others
+        what_a_task_was_told_of_its_leadership_is_over_with_it
         a_task_is_told_that_its_leadership_is_over_and_then_dropped
         a_stop_ends_the_task_and_the_candidacy
         places_are_laid_out_as_curators

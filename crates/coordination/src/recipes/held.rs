@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use domain::Term;
 use runtime::{Monotonic, Runtime, TaskSet};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::node::Owned;
 use crate::tree::session::{Session, SessionState};
@@ -24,13 +24,28 @@ pub enum Trust {
 /// Not shared with anybody, and over when it says so. Dropped, it is given back; [`Held::release`] waits for it.
 #[must_use = "dropped, it is given back"]
 pub struct Held {
+    // Before what it owns, so that it is over before that can be another's.
+    _ends: DropGuard,
+    hold: Hold,
     owned: Owned,
     /// What else must be so, where the node's name comes to be another's.
     besides: Option<Op>,
     term: Term,
-    session: Session,
-    over: CancellationToken,
     _watching: TaskSet,
+}
+
+/// Whether it may be relied on, for who has it and for all that were told of it.
+#[derive(Clone, Debug)]
+struct Hold {
+    over: CancellationToken,
+    session: Session,
+    runtime: Runtime,
+}
+
+impl Hold {
+    fn is_valid(&self) -> bool {
+        !self.over.is_cancelled() && self.session.is_valid(self.runtime.monotonic())
+    }
 }
 
 impl Held {
@@ -52,7 +67,8 @@ impl Held {
         if settled.map_or(true, |state| state.is_lost()) {
             return Err(TreeError::SessionLost);
         }
-        let watching = TaskSet::new(owned.node().client.runtime());
+        let runtime = owned.node().client.runtime().clone();
+        let watching = TaskSet::new(&runtime);
         let (ended, watched, node) = (over.clone(), session.clone(), owned.node().clone());
         watching.spawn("hold", async move {
             tokio::select! {
@@ -64,7 +80,8 @@ impl Held {
             ended.cancel();
         });
         let term = Term(u64::try_from(owned.node().created.0).unwrap_or(0));
-        Ok(Held { owned, besides, term, session, over, _watching: watching })
+        let ends = over.clone().drop_guard();
+        Ok(Held { _ends: ends, hold: Hold { over, session, runtime }, owned, besides, term, _watching: watching })
     }
 
     /// Above that of every earlier holder.
@@ -76,24 +93,24 @@ impl Held {
     /// Whether it may be relied on at this moment.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        !self.over.is_cancelled() && self.session.is_valid(self.owned.node().client.runtime().monotonic())
+        self.hold.is_valid()
     }
 
     /// When it is over unless the engine answers before: whoever does something that stands still with this process, too, ends it then.
     #[must_use]
     pub fn deadline(&self) -> Monotonic {
-        self.session.deadline()
+        self.hold.session.deadline()
     }
 
     /// Ready when it is over: its node was taken away, or the engine is not heard of.
     pub async fn cancelled(&self) {
-        self.over.cancelled().await;
+        self.hold.over.cancelled().await;
     }
 
-    /// Cancelled when it is over; cancelling it does nothing to the hold.
+    /// Cancelled when it is over, or given back; cancelling it does nothing to the hold.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
-        self.over.child_token()
+        self.hold.over.child_token()
     }
 
     /// The steps that make a multi fail once this is over, even if its writer does not know that yet.
@@ -105,6 +122,7 @@ impl Held {
 
     /// Gives it back. If the engine does not answer, that goes on in the background.
     pub async fn release(self) {
+        self.hold.over.cancel();
         self.owned.release().await;
     }
 }
@@ -146,9 +164,7 @@ pub struct Leading {
     pub fence: Vec<Op>,
     /// Cancelled when the task is to end.
     pub over: CancellationToken,
-    held: CancellationToken,
-    session: Session,
-    runtime: Runtime,
+    hold: Hold,
 }
 
 impl Leading {
@@ -156,7 +172,7 @@ impl Leading {
     /// still may come to that before it comes to cancel [`Leading::over`].
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        !self.held.is_cancelled() && self.session.is_valid(self.runtime.monotonic())
+        self.hold.is_valid()
     }
 }
 
@@ -167,9 +183,8 @@ impl Held {
     where
         F: Future<Output = T>,
     {
-        let (over, runtime) = (self.token(), self.owned.node().client.runtime().clone());
-        let (term, fence, held, session) = (self.term, self.fence(), self.over.child_token(), self.session.clone());
-        let leading = Leading { term, fence, over: over.clone(), held, session, runtime: runtime.clone() };
+        let (over, hold) = (self.token(), self.hold.clone());
+        let leading = Leading { term: self.term, fence: self.fence(), over: over.clone(), hold };
         let mut working = Box::pin(task(leading));
         let told = async {
             tokio::select! {
@@ -180,7 +195,7 @@ impl Held {
         };
         let ended = tokio::select! {
             biased;
-            () = told => match runtime.timeout(grace, &mut working).await {
+            () = told => match self.hold.runtime.timeout(grace, &mut working).await {
                 Some(done) => Ended::DoneInGrace(done),
                 None => Ended::Aborted,
             },

@@ -41,8 +41,8 @@ pub(super) async fn what_is_dropped_is_given_back(subject: &dyn Subject) {
     let held = one.acquired().await;
     let over = held.token();
     drop(held);
+    assert!(over.is_cancelled(), "it is given back");
     two.acquired().await.release().await;
-    drop(over);
     one.client.close().await.expect("the engine answers");
 }
 

@@ -120,6 +120,20 @@ pub(super) async fn a_task_is_told_that_its_leadership_is_over_and_then_dropped(
     }
 }
 
+pub(super) async fn what_a_task_was_told_of_its_leadership_is_over_with_it(subject: &dyn Subject) {
+    let (one, stop) = (Peer::open(subject).await, CancellationToken::new());
+    let held = within(subject, "it leads", one.selector("one").lead()).await.expect("it can lead");
+    let working = held.run(&stop, Duration::from_secs(1), async |leading: Leading| {
+        stop.cancel();
+        leading.over.cancelled().await;
+        assert!(leading.is_valid(), "it is told to end, and leads until it has");
+        leading
+    });
+    let ended = within(subject, "the task ends", working).await;
+    let (Ended::DoneInGrace(kept) | Ended::Done(kept)) = ended else { panic!("it ended by itself") };
+    assert!(kept.over.is_cancelled() && !kept.is_valid(), "another may lead");
+}
+
 pub(super) async fn a_stop_ends_the_task_and_the_candidacy(subject: &dyn Subject) {
     let (one, two, stop) = (Peer::open(subject).await, Peer::open(subject).await, CancellationToken::new());
     let (first, second) = (one.selector("one"), two.selector("two"));
