@@ -270,12 +270,18 @@ fn drain(cluster: &mut Cluster) -> NodeId {
     node
 }
 
-#[test]
-fn a_drained_node_is_left_by_one_master_after_the_other() {
-    let mut cluster = Cluster::new(6, Options::default());
-    cluster.run(12_000);
+/// So many paxos groups after so long, and where their masters are then.
+fn settled(groups: u32, millis: u64) -> Cluster {
+    let mut cluster = Cluster::new(groups, Options::default());
+    cluster.run(millis);
     let masters = cluster.masters();
     cluster.told = format!("masters {masters}\n");
+    cluster
+}
+
+#[test]
+fn a_drained_node_is_left_by_one_master_after_the_other() {
+    let mut cluster = settled(6, 12_000);
     drain(&mut cluster);
     cluster.run(8_000);
     cluster.check(&expect![[r#"
@@ -313,10 +319,7 @@ fn a_node_that_was_drained_gets_masters_again() {
 
 #[test]
 fn a_master_leaves_whom_another_of_its_masterships_weighs_down() {
-    let mut cluster = Cluster::new(4, Options::default());
-    cluster.run(15_000);
-    let masters = cluster.masters();
-    cluster.told = format!("masters {masters}\n");
+    let mut cluster = settled(4, 15_000);
     let weights = (1..=4).map(|group| (GroupId(group), if group == 4 { 200 } else { 100 })).collect();
     cluster.change(&Change::Weigh { weights });
     cluster.run(5_000);

@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use bytes::Bytes;
 use paxos::{Ballot, Instant, Slot};
 
-use super::program::{Incident, OnDisk, Ordered};
+use super::program::{Incident, OnDisk, Ordered, Program};
 
 /// A promise that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -297,7 +298,15 @@ impl Checks {
             .max_by_key(|node| self.serving[*node][group].map(|(_, epoch)| epoch))
     }
 
-    pub(super) fn on_disk(&mut self, node: usize, group: usize, change: OnDisk) {
+    /// Records that are durable now, all that are at once: what is cut and written again in one go was not lost.
+    pub(super) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
+        for record in records {
+            P::note(record, &mut |group, change| self.change(node, group.0 as usize, change));
+        }
+        self.stays_durable()
+    }
+
+    pub(super) fn change(&mut self, node: usize, group: usize, change: OnDisk) {
         let shadow = &mut self.disks[node][group];
         match change {
             OnDisk::Truncate { after } => {
@@ -336,7 +345,7 @@ impl Checks {
         Ok(())
     }
 
-    /// To be called when disks have changed. What was acknowledged, and all before it, is where it was.
+    /// What was acknowledged, and all before it, is where it was.
     pub(super) fn stays_durable(&mut self) -> Result<(), Violation> {
         for group in 0..self.changed.len() {
             let Some(after) = self.changed[group].take() else { continue };

@@ -198,7 +198,7 @@ fn a_bit_that_flips_is_found_whatever_was_cut_before() {
 fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     let mut checks = Checks::new(3, 1, false);
     let write = |checks: &mut Checks, node, values: &[u64]| {
-        values.iter().for_each(|value| checks.on_disk(node, 0, OnDisk::Push { value: *value }));
+        values.iter().for_each(|value| checks.change(node, 0, OnDisk::Push { value: *value }));
     };
     let members = || [vec![0, 1, 2], vec![0, 1, 2]];
     for (slot, value) in [(1, 11), (2, 12)] {
@@ -212,10 +212,10 @@ fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     write(&mut checks, 1, &[12, 13]);
     assert_eq!(checks.acknowledged(0, Slot(2), 2, members()), Ok(()));
     // What is not acknowledged may go.
-    checks.on_disk(1, 0, OnDisk::Truncate { after: Slot(2) });
+    checks.change(1, 0, OnDisk::Truncate { after: Slot(2) });
     assert_eq!(checks.stays_durable(), Ok(()));
     // What is may be in a snapshot, and has to come back with a restart.
-    checks.on_disk(0, 0, OnDisk::Base { slot: Slot(2) });
+    checks.change(0, 0, OnDisk::Base { slot: Slot(2) });
     checks.starts(1);
     write(&mut checks, 1, &[11, 12]);
     assert_eq!(checks.stays_durable(), Ok(()));
@@ -224,7 +224,7 @@ fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     assert_eq!(rule(checks.stays_durable()), Err(Rule::AcknowledgedIsDurable));
     // A slot below the last one that was acknowledged is as firm.
     write(&mut checks, 1, &[12]);
-    checks.on_disk(1, 0, OnDisk::Truncate { after: Slot(0) });
+    checks.change(1, 0, OnDisk::Truncate { after: Slot(0) });
     write(&mut checks, 1, &[14, 12]);
     assert_eq!(rule(checks.stays_durable()), Err(Rule::AcknowledgedIsDurable));
 }

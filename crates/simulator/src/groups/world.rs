@@ -264,11 +264,7 @@ impl<P: Program> World<P> {
         let seat = Seat { me: member.id, groups: &self.groups, everyone: &self.everyone, founders, knobs: &self.knobs };
         member.out = Out { token: member.out.token + 1, ..Out::default() };
         self.checks.starts(node);
-        for record in &records {
-            let checks = &mut self.checks;
-            P::note(record, &mut |group, change| checks.on_disk(node, group.0 as usize, change));
-        }
-        self.checks.stays_durable()?;
+        self.checks.on_disk::<P>(node, &records)?;
         let program = P::start(&seat, records, now, &mut member.out);
         let life = member.life;
         for group in &self.groups {
@@ -462,11 +458,8 @@ impl<P: Program> World<P> {
             return self.feed(node, Input::StorageFailed);
         }
         let (token, fresh) = self.nodes[node].disk.synced();
-        for record in self.nodes[node].disk.records(fresh) {
-            let checks = &mut self.checks;
-            P::note(&record, &mut |group, change| checks.on_disk(node, group.0 as usize, change));
-        }
-        self.checks.stays_durable()?;
+        let records = self.nodes[node].disk.records(fresh);
+        self.checks.on_disk::<P>(node, &records)?;
         self.sync(node);
         match token {
             Some(token) => self.feed(node, Input::Persisted(token)),

@@ -1,4 +1,5 @@
-//! raft-rs in the world of paxos groups: what is sound is not called broken, and what is broken is.
+//! The world of paxos groups from outside: raft-rs runs in it (what is sound is not called broken, and what is broken is), and what
+//! it prints of a failure is obeyed.
 
 mod raft;
 mod replay;
