@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use engines::postgres::{Options, Postgres};
+use test_servers::postgres::{Options, Postgres};
 
 use chance::Chance;
 use clients::{Client, World};

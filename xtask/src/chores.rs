@@ -52,8 +52,8 @@ pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// If one of these cannot be started.
 pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
-    let peer = engines::mixed::curator_command()?;
-    let ensemble = engines::zookeeper::Zookeeper::start(3)?;
+    let peer = test_servers::mixed::curator_command()?;
+    let ensemble = test_servers::zookeeper::Zookeeper::start(3)?;
     let status = Command::new(CARGO)
         .current_dir(stage::root())
         .args(["run", "--quiet", "--release", "--package", "reveille", "--bin", "reveille", "--", "bench", "election"])

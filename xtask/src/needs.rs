@@ -26,7 +26,7 @@ const NEEDS: [Need; 11] = [
     // ZooKeeper and its like run in it, and a peer with Curator is compiled by it; the other fetches their jars.
     Need { program: "javac", arguments: &["-version"], package: "default-jdk-headless" },
     Need { program: "mvn", arguments: &["--version"], package: "maven" },
-    // Whichever version the system has; the crate `engines` starts servers of its own, and leaves the system's alone.
+    // Whichever version the system has; the crate `test-servers` starts servers of its own, and leaves the system's alone.
     Need { program: "sh", arguments: &["-c", POSTGRESQL], package: "postgresql" },
 ];
 

@@ -24,7 +24,8 @@ const RUNS: [(&str, &str, &str); 3] = [
 /// # Errors
 /// If the environment cannot be made, or the server does not start.
 pub(crate) fn run() -> anyhow::Result<Counts> {
-    let programs = engines::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;
+    let programs =
+        test_servers::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;
     let built =
         run_check(Command::new(CARGO).args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
     ensure!(built.failed == 0, "the server does not build");

@@ -85,7 +85,7 @@ fn tests() -> anyhow::Result<Counts> {
 fn receiver_python() -> anyhow::Result<Counts> {
     let folder = Path::new("tools/receiver-python");
     let requirements = stage::root().join(folder).join("requirements.txt");
-    let programs = engines::python::environment("receiver-python", &requirements)?;
+    let programs = test_servers::python::environment("receiver-python", &requirements)?;
     // unittest tells its count on stderr.
     let script =
         format!("exec {}/python -m unittest discover --start-directory {} 2>&1", programs.display(), folder.display());
@@ -94,6 +94,6 @@ fn receiver_python() -> anyhow::Result<Counts> {
 
 /// The container's file is looked over; it is not built.
 fn containerfile() -> anyhow::Result<Counts> {
-    let programs = engines::python::environment("deploy", &stage::root().join("deploy/requirements.txt"))?;
+    let programs = test_servers::python::environment("deploy", &stage::root().join("deploy/requirements.txt"))?;
     run_check(Command::new(programs.join("hadolint")).arg("deploy/Containerfile"))
 }

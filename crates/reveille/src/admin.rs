@@ -111,7 +111,8 @@ pub(crate) async fn make_schema(runtime: &Runtime, engine: &PostgresEngine) -> a
     let options = engine.store_options();
     let migrated = store_postgres::migrate(runtime, engine.store.as_str(), &options).await;
     let migrated = migrated.context("cannot migrate the store")?;
-    let coordinated = coordination_url::migrate(runtime, engine.coordination.as_str(), engine.password.clone()).await;
+    let coordinated =
+        coordination_connect::migrate(runtime, engine.coordination.as_str(), engine.password.clone()).await;
     coordinated.context("the store is migrated, and its coordination cannot be")?;
     console::line(&match migrated.from {
         None => format!("made the schema, version {}, of the cluster {}", migrated.to, migrated.cluster),

@@ -14,7 +14,7 @@ use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
 use coordination::View;
 use coordination::tree::Credentials;
-use coordination_url::Meeting;
+use coordination_connect::Meeting;
 use runtime::Runtime;
 use sha2::{Digest as _, Sha256};
 use store_postgres::PostgresStore;
@@ -162,8 +162,8 @@ impl PostgresEngine {
     async fn open_meeting(&self, runtime: &Runtime, lease: Duration, store: &PostgresStore) -> anyhow::Result<Meeting> {
         let secret = Sha256::new().chain_update("reveille coordination").chain_update(&store.cluster().peer_secret.0);
         let credentials = Credentials { name: "reveille".to_owned(), password: BASE64.encode(secret.finalize()) };
-        let options = coordination_url::Options { password: self.password.clone(), credentials: vec![credentials] };
-        let meeting = coordination_url::meeting(runtime, self.coordination.as_str(), lease, &options).await;
+        let options = coordination_connect::Options { password: self.password.clone(), credentials: vec![credentials] };
+        let meeting = coordination_connect::meeting(runtime, self.coordination.as_str(), lease, &options).await;
         meeting.context("cannot coordinate with the other members")
     }
 }

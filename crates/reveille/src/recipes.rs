@@ -69,7 +69,7 @@ impl Engine {
         let options =
             SessionOptions { timeout: Duration::from_secs(self.session_seconds), credentials: self.credentials()? };
         let password = self.password_file.as_deref().map(crate::engine::read_password).transpose()?;
-        let trees = coordination_url::trees(runtime, self.coordination.as_str(), password).await;
+        let trees = coordination_connect::trees(runtime, self.coordination.as_str(), password).await;
         let client = Client::new(runtime, trees.context("--coordination")?, options);
         client.session().await.context("cannot open a session: is the engine there, and reachable from here?")?;
         Ok(client)

@@ -19,7 +19,6 @@ use domain::{
     Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule,
     ScheduleId, ShardId, Spec, Status, Target, TenantId, Term, Timestamp, When,
 };
-use engines::postgres::Postgres;
 use futures_util::StreamExt as _;
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
@@ -27,6 +26,7 @@ use postgres_client::{Link, Server};
 use runtime::{Monotonic, Runtime, TaskSet};
 use store::{Change, Cursor, DueBound, DueRead, Insert, OwnerWrite, Positions, Store as _};
 use store_postgres::{Options, PostgresStore, migrate};
+use test_servers::postgres::Postgres;
 use tokio_util::sync::CancellationToken;
 
 const TENANT: TenantId = TenantId(1);

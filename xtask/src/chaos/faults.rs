@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use engines::postgres::Postgres;
 use rustix::process::Signal;
+use test_servers::postgres::Postgres;
 
 use super::clients::World;
 use super::log::{Fault, Kind, Log, now_millis};

@@ -54,16 +54,16 @@ const RULES: [Rule; 23] = [
     rule("journal", &["runtime"], &["simulator"]),
     rule("store", &["domain", "runtime"], &["simulator"]),
     rule("coordination", &["domain", "runtime"], &["simulator"]),
-    rule("coordination-postgres", &["domain", "runtime", "coordination", "postgres-client"], &["engines"]),
-    rule("coordination-zookeeper", &["domain", "runtime", "coordination"], &["engines"]),
+    rule("coordination-postgres", &["domain", "runtime", "coordination", "postgres-client"], &["test-servers"]),
+    rule("coordination-zookeeper", &["domain", "runtime", "coordination"], &["test-servers"]),
     rule(
-        "coordination-url",
+        "coordination-connect",
         &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"],
-        &["domain", "engines"],
+        &["domain", "test-servers"],
     ),
     rule("store-embedded", &["domain", "runtime", "journal", "store"], &["simulator"]),
-    rule("store-postgres", &["domain", "runtime", "store", "postgres-client"], &["engines"]),
-    rule("postgres-client", &["runtime"], &["engines"]),
+    rule("store-postgres", &["domain", "runtime", "store", "postgres-client"], &["test-servers"]),
+    rule("postgres-client", &["runtime"], &["test-servers"]),
     rule("scheduler", &["domain", "runtime", "store", "coordination"], &["simulator"]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
     rule("peers", &["domain", "runtime", "store", "coordination", "scheduler"], &[]),
@@ -71,7 +71,7 @@ const RULES: [Rule; 23] = [
     // In other people's programs: nothing of the service but its wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
     // Likewise, and nothing of the service at all: what it reads is the standard's.
-    rule("receiver", &[], &["callback", "engines", "runtime"]),
+    rule("receiver", &[], &["callback", "test-servers", "runtime"]),
     // The cores, the journal and the embedded engines; never the server or an outside engine.
     rule(
         "simulator",
@@ -85,7 +85,7 @@ const RULES: [Rule; 23] = [
             "callback",
             "client",
             "coordination",
-            "coordination-url",
+            "coordination-connect",
             "domain",
             "journal",
             "peers",
@@ -97,11 +97,11 @@ const RULES: [Rule; 23] = [
             "store-embedded",
             "store-postgres",
         ],
-        &["engines", "receiver"],
+        &["test-servers", "receiver"],
     ),
     // Real servers, for tests.
-    rule("engines", &[], &[]),
-    rule("xtask", &["engines"], &[]),
+    rule("test-servers", &[], &[]),
+    rule("xtask", &["test-servers"], &[]),
 ];
 
 pub(super) fn findings(packages: &[Package]) -> Vec<Finding> {

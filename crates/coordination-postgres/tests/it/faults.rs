@@ -8,10 +8,10 @@ use coordination::membership::{BeforeRenewal, Membership, Options as MembershipO
 use coordination::{ClaimName, Elector as _, MemberId, Ownership, OwnershipError};
 use coordination_postgres::{Options, PostgresCoordination};
 use domain::ShardId;
-use engines::postgres::shared;
 use futures_util::FutureExt as _;
 use postgres_client::{Server, tokio_postgres};
 use runtime::{Monotonic, Runtime, TaskSet};
+use test_servers::postgres::shared;
 
 use crate::support::{database, member, name_of, on_real, open, open_patiently, own_server};
 

@@ -10,9 +10,9 @@ use coordination::{ClaimName, MemberId, Ownership as _, assign};
 use coordination_postgres::{Options, PostgresCoordination};
 use domain::ShardId;
 use domain::id::SHARDS;
-use engines::postgres::Postgres;
 use futures_util::FutureExt as _;
 use runtime::{Monotonic, Runtime, TaskSet};
+use test_servers::postgres::Postgres;
 
 use crate::support::{member, on_real, open, own_server};
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use coordination::{ClaimName, Elector as _, Member, MemberId, Ownership as _};
 use coordination_postgres::{OpenError, Options, PostgresCoordination, VERSION, migrate};
-use engines::postgres::{PASSWORD, shared};
 use runtime::Runtime;
+use test_servers::postgres::{PASSWORD, shared};
 
 use crate::support::{Subjected, database, member, name_of, on_real, open};
 

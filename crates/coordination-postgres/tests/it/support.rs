@@ -6,10 +6,10 @@ use std::time::Duration;
 use coordination::conformance::{ElectorSubject, Subject};
 use coordination::{ClaimName, Elector, Member, MemberId, Ownership};
 use coordination_postgres::{Options, PostgresCoordination, migrate};
-use engines::postgres::{Postgres, shared};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
+use test_servers::postgres::{Postgres, shared};
 
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

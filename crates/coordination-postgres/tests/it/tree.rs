@@ -12,11 +12,11 @@ use coordination::tree::{
     Trees,
 };
 use coordination_postgres::{Options, PostgresTrees};
-use engines::Proxy;
-use engines::postgres::shared;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
 use runtime::Runtime;
+use test_servers::Proxy;
+use test_servers::postgres::shared;
 
 use crate::support::{database, name_of, on_real, own_server};
 

@@ -1,7 +1,7 @@
 //! The tree on ZooKeeper keeps the port's promises, on one server and on an ensemble of three.
 
 use coordination::conformance::{Case, tree::Subject};
-use engines::zookeeper::{self, Zookeeper};
+use test_servers::zookeeper::{self, Zookeeper};
 
 use crate::support::{Forest, MortalForest, ensemble, on_real};
 

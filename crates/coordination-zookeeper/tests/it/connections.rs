@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use coordination::tree::{Acl, CreateMode, Event, Expected, NodePath, SessionOptions, SessionState, Trees as _};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
-use engines::{Proxy, zookeeper};
 use futures_util::StreamExt as _;
+use test_servers::{Proxy, zookeeper};
 
 use crate::support::on_real;
 

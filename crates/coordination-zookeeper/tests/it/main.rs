@@ -1,4 +1,4 @@
-//! Against real servers, which `engines` starts.
+//! Against real servers, which `test-servers` starts.
 
 #![expect(clippy::unwrap_used, reason = "a test ends where it cannot go on")]
 

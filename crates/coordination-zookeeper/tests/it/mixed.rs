@@ -12,12 +12,12 @@ use coordination::recipes::{
 };
 use coordination::tree::{Acl, Credentials, NodePath, Sequence, SessionOptions};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
-use engines::mixed::{self, Mixed};
-use engines::zookeeper;
 use futures_util::FutureExt as _;
 use runtime::Runtime;
 use serde_json::json;
 use std::sync::Arc;
+use test_servers::mixed::{self, Mixed};
+use test_servers::zookeeper;
 
 use crate::support::on_real;
 

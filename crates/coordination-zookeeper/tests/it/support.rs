@@ -10,11 +10,11 @@ use coordination::conformance::tree::{Process, Subject};
 use coordination::recipes::TreeOwnership;
 use coordination::tree::{Acl, NodePath, SessionOptions, Tree, TreeError, Trees};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
-use engines::Proxy;
-use engines::zookeeper::Zookeeper;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use runtime::{Runtime, TaskSet};
+use test_servers::Proxy;
+use test_servers::zookeeper::Zookeeper;
 
 /// The ensemble of three of this process.
 pub(crate) fn ensemble() -> &'static Zookeeper {

@@ -1,9 +1,9 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use engines::postgres::{Options as ServerOptions, Postgres, shared};
 use postgres_client::{Failure, Options, Server};
 use runtime::Runtime;
+use test_servers::postgres::{Options as ServerOptions, Postgres, shared};
 
 fn with_tls() -> &'static Postgres {
     static WITH_TLS: OnceLock<Postgres> = OnceLock::new();
@@ -73,7 +73,7 @@ async fn a_refusal_names_the_server_and_no_password() {
         let said = format!("{failure} {failure:?}");
         assert!(said.contains("postgresql://postgres@127.0.0.1:") && !said.contains("pe:word"), "{said}");
     }
-    let password = Some(engines::postgres::PASSWORD.to_owned());
+    let password = Some(test_servers::postgres::PASSWORD.to_owned());
     assert_eq!(connect(&wrong, Options { password, ..Options::default() }).await, Ok(false));
 }
 

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use engines::postgres::Postgres;
 use postgres_client::{Failure, Link, Options, Server};
 use runtime::{Runtime, TaskSet};
+use test_servers::postgres::Postgres;
 use tokio_util::sync::CancellationToken;
 
 async fn one(link: &Link) -> Result<i32, Failure> {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use engines::postgres::shared;
 use reveille_receiver::{create_table, forget, is_first};
+use test_servers::postgres::shared;
 
 use crate::support::{count, on_real, pool, pool_of};
 

@@ -96,7 +96,7 @@ struct Trial<'a> {
 impl<'a> Trial<'a> {
     async fn open(runtime: &'a Runtime, arguments: &'a ElectionArguments) -> anyhow::Result<Self> {
         let session_timeout = Duration::from_millis(arguments.session_millis);
-        let trees = coordination_url::trees(runtime, arguments.coordination.as_str(), None).await;
+        let trees = coordination_connect::trees(runtime, arguments.coordination.as_str(), None).await;
         let options = SessionOptions { timeout: session_timeout, ..SessionOptions::default() };
         let client = Client::new(runtime, trees.context("--coordination")?, options);
         let session = client.session().await.context("cannot open a session: is the ensemble there?")?;

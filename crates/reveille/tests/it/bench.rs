@@ -34,10 +34,10 @@ fn a_quota_changed_while_much_is_pending_misses_and_doubles_nothing() {
 
 #[test]
 fn leaders_resign_and_die_beside_curators_and_those_who_watch_ask_no_more_when_they_are_more() {
-    let url = format!("zookeeper://{}", engines::zookeeper::shared().addresses());
+    let url = format!("zookeeper://{}", test_servers::zookeeper::shared().addresses());
     let sizes = ["--rounds", "1", "--warm-up", "0", "--session-millis", "2000"];
     let requests = ["--replicas", "2,6", "--rest", "1", "--period-millis", "100", "--counted", "1"];
-    let peer = engines::mixed::curator_command().unwrap();
+    let peer = test_servers::mixed::curator_command().unwrap();
     let peer: Vec<&str> = ["--"].into_iter().chain(peer.iter().map(String::as_str)).collect();
     let said = says(&[&["election", "--coordination", &url], &sizes[..], &requests, &peer].concat());
     for row in ["graceful: ours", "graceful: the peer", "crash, 2000 ms and: ours", "crash, 2000 ms and: the peer"] {

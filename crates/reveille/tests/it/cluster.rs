@@ -8,9 +8,9 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use engines::postgres;
-use engines::zookeeper::Zookeeper;
 use serde_json::{Value, json};
+use test_servers::postgres;
+use test_servers::zookeeper::Zookeeper;
 
 use crate::PATIENCE;
 use crate::client::{Answer, Client, one_shot, rfc3339};

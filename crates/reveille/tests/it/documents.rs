@@ -229,7 +229,7 @@ fn every_line_about_the_guarantees_runs() {
 
 #[test]
 fn every_line_about_operating_runs() {
-    let store = engines::postgres::shared().create_database().unwrap();
+    let store = test_servers::postgres::shared().create_database().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let document = include_str!("../../../../docs/operating.md");
     let [certificate, key] = [".pem", ".key"].map(|end| folder.path().join(format!("server{end}")));

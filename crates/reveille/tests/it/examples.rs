@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use engines::postgres;
+use test_servers::postgres;
 
 use crate::server::Server;
 

@@ -12,10 +12,10 @@ use std::time::Instant;
 use axum::middleware::from_fn_with_state;
 use axum::{Router, routing::post};
 use deadpool_postgres::{Manager, Pool};
-use engines::postgres;
 use reveille_receiver::{Callback, Failed, Once, Options, Transaction, Verifier};
 use rustix::process::{Signal, getpid, kill_process};
 use serde_json::json;
+use test_servers::postgres;
 use tokio_postgres::NoTls;
 
 use crate::PATIENCE;

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 pub(crate) fn zookeeper() -> String {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    format!("zookeeper://{}/cli-{}-{next}", engines::zookeeper::shared().addresses(), std::process::id())
+    format!("zookeeper://{}/cli-{}-{next}", test_servers::zookeeper::shared().addresses(), std::process::id())
 }
 
 fn postgres() -> String {
-    let (url, folder) = (engines::postgres::shared().create_database().unwrap(), tempfile::tempdir().unwrap());
+    let (url, folder) = (test_servers::postgres::shared().create_database().unwrap(), tempfile::tempdir().unwrap());
     let mut migrate = Command::new(env!("CARGO_BIN_EXE_reveille"));
     let migrated = migrate.args(["store", "migrate", "--store", &url, "--data"]).arg(folder.path()).output().unwrap();
     assert!(migrated.status.success(), "{}", String::from_utf8_lossy(&migrated.stderr));

@@ -8,8 +8,8 @@ use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use engines::postgres::Postgres;
 use serde_json::{Value, json};
+use test_servers::postgres::Postgres;
 
 use crate::client::{Client, rfc3339};
 use crate::receiver::Receiver;

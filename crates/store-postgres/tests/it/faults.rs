@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use domain::{Incarnation, Status};
-use engines::postgres::{Postgres, shared};
 use futures_util::future::{join, join_all};
 use runtime::Runtime;
 use store::{Answer, Change, Health, Insert, Inserted, Mark, Positions, Store, StoreError, WriteRefusal, Written};
 use store_postgres::{Options, PostgresStore};
+use test_servers::postgres::{Postgres, shared};
 
 use crate::support::{Home, POLLER, TENANT, database, due_after, migrated, name_of, on_real, one_shot, outcome, owned};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use engines::postgres::{Options as ServerOptions, Postgres};
 use store::{Health, Store, StoreError};
 use store_postgres::{Options, migrate};
+use test_servers::postgres::{Options as ServerOptions, Postgres};
 
 use crate::support::{Home, name_of, on_real, one_shot};
 

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{DueKey, Occurrence, RunState, Schedule, ScheduleId, Term, Timestamp};
-use engines::postgres::shared;
 use runtime::{Runtime, TaskSet};
 use store::{Change, Insert, Inserted, Positions, Store, Written};
 use store_postgres::{Options, migrate};
+use test_servers::postgres::shared;
 
 use crate::support::{Home, POLLER, Somebody, TENANT, database, name_of, on_real, one_shot, outcome, owned};
 

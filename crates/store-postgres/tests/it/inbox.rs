@@ -1,9 +1,9 @@
 //! Scheduling inside somebody's own transaction.
 
 use domain::Incarnation;
-use engines::postgres::{Postgres, shared};
 use runtime::TaskSet;
 use store_postgres::{InboxEntry, Options, migrate};
+use test_servers::postgres::{Postgres, shared};
 
 use crate::support::{Home, Somebody, database, migrated, name_of, on_real};
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::{Incarnation, Timestamp};
-use engines::postgres::shared;
 use runtime::Runtime;
 use store::listing::{By, Listing, page};
 use store::{Change, Insert, Mark, Store};
 use store_postgres::{Options, SCHEMA_VERSION, migrate};
+use test_servers::postgres::shared;
 
 use crate::support::{Home, POLLER, TENANT, database, name_of, on_real, one_shot, outcome, owned};
 

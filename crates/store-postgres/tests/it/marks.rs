@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::ShardId;
-use engines::postgres::shared;
 use store::{Cursor, Store};
+use test_servers::postgres::shared;
 
 use crate::support::{Home, POLLER, database, name_of, on_real, one_shot};
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use domain::Timestamp;
-use engines::postgres::shared;
 use runtime::TaskSet;
 use store::{Change, DueBound, DueRead, Positions, Store};
+use test_servers::postgres::shared;
 
 use crate::support::{Home, POLLER, Somebody, database, due_after, name_of, on_real, one_shot, owned};
 

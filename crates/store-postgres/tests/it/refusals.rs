@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use domain::Timestamp;
-use engines::postgres::shared;
 use runtime::Runtime;
 use store::Store as _;
 use store_postgres::{OpenError, Options, SCHEMA_VERSION, migrate};
+use test_servers::postgres::shared;
 
 use crate::support::{Home, database, name_of, on_real};
 
@@ -40,7 +40,7 @@ fn a_server_that_is_not_there_or_says_no_is_named() {
         );
         let error = refusal(&runtime, "postgres//a:secret@b", quick()).await;
         assert!(matches!(error, OpenError::Url(_)), "{error}");
-        let options = Options { password: Some(engines::postgres::PASSWORD.to_owned()), ..quick() };
+        let options = Options { password: Some(test_servers::postgres::PASSWORD.to_owned()), ..quick() };
         Home::try_open(&runtime, &wrong, options).await.unwrap().close().await;
     });
 }

@@ -11,10 +11,10 @@ use domain::{
     DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Spec, Status,
     Target, TenantId, Term, Timestamp, When,
 };
-use engines::postgres::{Postgres, shared};
 use postgres_client::{Link, Server};
 use runtime::{Runtime, TaskEnd, TaskSet};
 use store::{Change, DueBound, DueRead, Insert, OwnerWrite, Store};
+use test_servers::postgres::{Postgres, shared};
 use tokio_util::sync::CancellationToken;
 
 use store_postgres::{OpenError, Options, PostgresStore, migrate};

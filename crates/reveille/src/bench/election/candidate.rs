@@ -33,7 +33,7 @@ pub(crate) struct CandidateArguments {
 /// # Errors
 /// If the ensemble cannot be reached.
 pub(crate) async fn obey(runtime: &Runtime, arguments: &CandidateArguments) -> anyhow::Result<()> {
-    let trees = coordination_url::trees(runtime, arguments.coordination.as_str(), None).await?;
+    let trees = coordination_connect::trees(runtime, arguments.coordination.as_str(), None).await?;
     let options =
         SessionOptions { timeout: Duration::from_millis(arguments.session_millis), ..SessionOptions::default() };
     let client = Client::new(runtime, trees.clone(), options.clone());

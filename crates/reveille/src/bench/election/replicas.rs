@@ -61,7 +61,7 @@ pub(super) async fn measure(trial: &Trial<'_>, replicas: u32, form: Form) -> any
     let (runtime, arguments) = (trial.runtime, trial.arguments);
     let url = arguments.coordination.as_str();
     let group = NodePath::new(&format!("{}-{}-{replicas}", trial.root, word(form)))?;
-    let trees = coordination_url::trees(runtime, url, None).await?;
+    let trees = coordination_connect::trees(runtime, url, None).await?;
     let looking = Client::new(runtime, trees.clone(), options());
     let (mut living, count) = Replicas::start(trial, trees, &group, replicas, form);
     living.all_stand(&looking, &group).await?;

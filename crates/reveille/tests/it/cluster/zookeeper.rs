@@ -3,8 +3,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use engines::zookeeper::{Zookeeper, shared};
 use serde_json::json;
+use test_servers::zookeeper::{Zookeeper, shared};
 
 use super::{Home, counts, kill_a_member, refusal, share_the_work};
 use crate::client::one_shot;

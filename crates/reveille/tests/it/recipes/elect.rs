@@ -221,7 +221,7 @@ fn a_command_whose_leadership_is_taken_away_is_killed_and_begins_anew_under_a_la
 
 #[test]
 fn a_command_is_asked_to_end_before_a_session_does_whose_engine_is_away() {
-    let servers = engines::zookeeper::Zookeeper::start(1).unwrap();
+    let servers = test_servers::zookeeper::Zookeeper::start(1).unwrap();
     let url = format!("zookeeper://{}/away", servers.addresses());
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("log");

@@ -23,12 +23,12 @@ const SLACK: Duration = Duration::from_secs(10);
 fn zookeeper() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);
-    format!("zookeeper://{}/example-{}-{next}", engines::zookeeper::shared().addresses(), std::process::id())
+    format!("zookeeper://{}/example-{}-{next}", test_servers::zookeeper::shared().addresses(), std::process::id())
 }
 
 fn postgres() -> String {
-    let url = engines::postgres::shared().create_database().unwrap();
-    on_real(async |runtime| coordination_url::migrate(&runtime, &url, None).await.unwrap());
+    let url = test_servers::postgres::shared().create_database().unwrap();
+    on_real(async |runtime| coordination_connect::migrate(&runtime, &url, None).await.unwrap());
     url
 }
 
@@ -63,7 +63,7 @@ struct Nodes {
 
 impl Nodes {
     async fn open(runtime: &Runtime, url: &str) -> Self {
-        let trees = coordination_url::trees(runtime, url, None).await.unwrap();
+        let trees = coordination_connect::trees(runtime, url, None).await.unwrap();
         Nodes { client: Client::new(runtime, trees, SessionOptions::default()) }
     }
 

@@ -29,7 +29,7 @@ fn a5_each_release_wakes_one_of_thirty_and_asks_no_more_than_of_two(engine: &Eng
     on_real(async |runtime| {
         let mut peers = Vec::new();
         for _ in 0..PROCESSES {
-            let trees = coordination_url::trees(&runtime, &engine.url(), None).await.unwrap();
+            let trees = coordination_connect::trees(&runtime, &engine.url(), None).await.unwrap();
             for _ in 0..CANDIDATES / PROCESSES {
                 let counted = Arc::new(Counted::new(trees.clone()));
                 peers.push((Peer::on(&runtime, counted.clone(), LONG), counted));

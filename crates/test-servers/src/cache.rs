@@ -12,7 +12,7 @@ pub(crate) fn provide(
     sources: &[&Path],
     make: impl FnOnce(&Path) -> anyhow::Result<()>,
 ) -> anyhow::Result<PathBuf> {
-    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/engines");
+    let cache = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.cache/test-servers");
     fs::create_dir_all(&cache).context("cannot make the cache folder")?;
     let cache = cache.canonicalize().context("cannot find the cache folder")?;
     let mut sum = FNV_BASIS;

@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use engines::postgres::{Options, Postgres, shared};
+use test_servers::postgres::{Options, Postgres, shared};
 
 #[test]
 fn what_was_committed_outlives_a_kill_and_nothing_outlives_the_drop() {

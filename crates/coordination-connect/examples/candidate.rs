@@ -37,7 +37,7 @@ async fn main() -> anyhow::Result<()> {
         anyhow::bail!("candidate URL GROUP ID SESSION_MILLIS SINK");
     };
     let runtime = Runtime::real();
-    let trees = coordination_url::trees(&runtime, url, None).await?;
+    let trees = coordination_connect::trees(&runtime, url, None).await?;
     let timeout = Duration::from_millis(millis.parse().context("SESSION_MILLIS is a number")?);
     let client = Client::new(&runtime, trees, SessionOptions { timeout, credentials: Vec::new() });
     // For as long as can be: it is to be shown that this is not too long.

@@ -1,8 +1,8 @@
 //! Leader and followers, seed 002's task scheduler: the leader hands tasks to all replicas, itself among them, and takes back what a dead one had.
 //! Start some replicas, and give them something to do; a task is a shell command:
-//! `cargo run -p coordination-url --example tasks -- zookeeper://127.0.0.1:2181 work`
-//! `cargo run -p coordination-url --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'sleep 1; echo two'`
-//! `cargo run -p coordination-url --example tasks -- zookeeper://127.0.0.1:2181 list`
+//! `cargo run -p coordination-connect --example tasks -- zookeeper://127.0.0.1:2181 work`
+//! `cargo run -p coordination-connect --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'sleep 1; echo two'`
+//! `cargo run -p coordination-connect --example tasks -- zookeeper://127.0.0.1:2181 list`
 //!
 //! A task is a node, and is at any time in one place: below `waiting`, below `given/REPLICA`, or below `done`. It moves as a whole or not at all,
 //! from where its mover has seen it; so a leader that does not know yet that it leads no more loses none.
@@ -77,7 +77,7 @@ enum Told {
 async fn main() -> anyhow::Result<()> {
     let Arguments { coordination: url, command } = Arguments::parse();
     let runtime = Runtime::real();
-    let trees = coordination_url::trees(&runtime, &url, None).await?;
+    let trees = coordination_connect::trees(&runtime, &url, None).await?;
     let client = Client::new(&runtime, trees, SessionOptions::default());
     let opened = client.connect(Duration::from_secs(10)).await;
     opened.context("cannot open a session: is the engine there, and reachable from here?")?;
@@ -99,8 +99,8 @@ async fn main() -> anyhow::Result<()> {
                 Told::Polling => Form::Polling,
                 Told::Watching => Form::Watching,
             });
-            let options = coordination_url::Options::default();
-            let elector = coordination_url::elector(&runtime, &url, &group, lease, form, &options).await?;
+            let options = coordination_connect::Options::default();
+            let elector = coordination_connect::elector(&runtime, &url, &group, lease, form, &options).await?;
             let name = replica.unwrap_or_else(|| format!("replica-{:032x}", runtime.random_u128()));
             ensure!(!name.contains('/'), "--replica: a name has no `/`");
             // It can be given tasks before anybody knows of it.

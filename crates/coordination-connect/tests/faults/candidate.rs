@@ -6,8 +6,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use engines::Namespace;
 use rustix::process::{Pid, Signal, kill_process};
+use test_servers::Namespace;
 
 use crate::history::History;
 use crate::sink::Sink;
@@ -25,11 +25,11 @@ pub(crate) struct Candidate {
     child: Child,
 }
 
-/// `cargo test --package coordination-url` builds the examples beside the tests; told `--test faults`, it leaves them as they are, old ones, too.
+/// `cargo test --package coordination-connect` builds the examples beside the tests; told `--test faults`, it leaves them as they are, old ones, too.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("examples/candidate");
-    assert!(program.exists(), "build it with `cargo build --package coordination-url --example candidate`");
+    assert!(program.exists(), "build it with `cargo build --package coordination-connect --example candidate`");
     program
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use coordination::recipes::{Candidate, Client, LeaderSelector, Trust};
 use coordination::tree::{Acl, NodePath, SessionOptions, Tree, Trees};
-use engines::Proxy;
-use engines::postgres::Postgres;
-use engines::zookeeper::Zookeeper;
 use runtime::Runtime;
+use test_servers::Proxy;
+use test_servers::postgres::Postgres;
+use test_servers::zookeeper::Zookeeper;
 
 enum Servers {
     /// An ensemble of three.
@@ -86,7 +86,7 @@ impl Engine {
                 let migrated = url.clone();
                 // A thread of its own: this may be called from within a runtime.
                 let migrating =
-                    || on_real(async move |runtime| coordination_url::migrate(&runtime, &migrated, None).await);
+                    || on_real(async move |runtime| coordination_connect::migrate(&runtime, &migrated, None).await);
                 thread::spawn(migrating).join().unwrap().unwrap();
                 url.rsplit_once('/').unwrap().1.to_owned()
             }
@@ -184,7 +184,7 @@ pub(crate) struct Peer {
 
 impl Peer {
     async fn open(runtime: &Runtime, url: &str, timeout: Duration) -> Peer {
-        let trees = coordination_url::trees(runtime, url, None).await.unwrap();
+        let trees = coordination_connect::trees(runtime, url, None).await.unwrap();
         Peer::on(runtime, trees, timeout)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use engines::Namespace;
+use test_servers::Namespace;
 
 use crate::candidate::{Candidate, Group};
 use crate::engine::{Engine, on_real, path};
