@@ -11,7 +11,7 @@ use domain::{
     DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, RunState, Schedule, ScheduleId, Seen, ShardId,
     Status, TenantId, Timestamp, decide,
 };
-use store::{Arrival, Change, Insert, Inserted, OwnerWrite, Placed, StoreError, WriteRefusal, Written};
+use store::{Arrival, Change, Health, Insert, Inserted, OwnerWrite, Placed, StoreError, WriteRefusal, Written};
 use tokio::sync::{MutexGuard, RwLockReadGuard};
 
 use crate::creator::{settle, unsettled};
@@ -312,8 +312,16 @@ impl Changes {
         Ok(())
     }
 
+    /// As [`crate::Scheduler::confirm`].
+    pub(crate) async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
+        match self.shared.store.health() {
+            Health::Full => Ok(()),
+            Health::Ready | Health::Unreachable | Health::Closed => self.repair(vec![found]).await,
+        }
+    }
+
     /// Before it is said that these schedules exist: a creator that died half-way may have left a row unread.
-    pub(crate) async fn repair(&self, incarnations: Vec<Incarnation>) -> Result<(), StoreError> {
+    async fn repair(&self, incarnations: Vec<Incarnation>) -> Result<(), StoreError> {
         if incarnations.is_empty() {
             return Ok(());
         }

@@ -11,7 +11,8 @@ use crate::bookkeeper::count_store_error;
 use crate::owner::News;
 use crate::route::Router;
 use crate::shared::Shared;
-use crate::supervisor::{lose_superseded, refresh_tenants};
+use crate::supervisor::lose_superseded;
+use crate::tenants::Tenants;
 
 pub(crate) type ToHear = mpsc::UnboundedReceiver<News>;
 
@@ -23,7 +24,7 @@ pub(crate) async fn hear(shared: Arc<Shared>, router: Arc<Router>, mut news: ToH
             biased;
             Some(news) = news.recv() => match news {
                 News::UnknownPoller => {
-                    if let Err(error) = refresh_tenants(&shared).await {
+                    if let Err(error) = Tenants::new(shared.clone()).refresh().await {
                         count_store_error(&shared.metrics, "tenants", &error);
                     }
                 }

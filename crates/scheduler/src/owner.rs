@@ -29,7 +29,7 @@ use crate::metrics::Metrics;
 use crate::peers::Outcome;
 use crate::starter::{Starting, start};
 use crate::steady::SteadyClock;
-use crate::tenants::{Known, Tenants};
+use crate::known_tenants::{Known, KnownTenants};
 use crate::window::{EntryId, MayStart, PollerIndex, ReadKind, Tenure, Window};
 use reading::read_due;
 
@@ -56,7 +56,7 @@ pub(crate) struct Context {
     pub(crate) deliver: Arc<dyn Deliver>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) tenants: Arc<KnownTenants>,
     pub(crate) lease: Arc<Lease>,
     pub(crate) bookings: mpsc::Sender<ToBook>,
     pub(crate) events: mpsc::Sender<Event>,

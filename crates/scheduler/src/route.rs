@@ -16,7 +16,7 @@ use crate::owner::Event;
 use crate::peers::{Ask, Named, Outcome, PeerError, Reply};
 use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 use crate::shared::Shared;
-use crate::supervisor::refresh_tenants;
+use crate::tenants::Tenants;
 
 /// How long a request waits for its shard to have an owner that answers. Shards that are handed over are without one
 /// for some milliseconds; those of a dead member for the rest of its lease, which nobody waits for here.
@@ -130,7 +130,7 @@ impl Router {
     }
 
     pub(crate) async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
-        self.changes.repair(vec![found]).await
+        self.changes.confirm(found).await
     }
 
     /// Whose owner puts what `request` asks for.
@@ -337,7 +337,7 @@ impl Router {
         let Named { tenant, id, incarnation, spec } = named;
         if self.shared.tenants.get(tenant).is_none() {
             // Whoever asks has heard of it already.
-            refresh_tenants(&self.shared).await?;
+            Tenants::new(self.shared.clone()).refresh().await?;
         }
         let tenant: Arc<Tenant> = self.shared.tenants.get(tenant).ok_or(Undone::NotOwned)?;
         Ok(Create { tenant, id: Some(id), incarnation, spec })

@@ -6,15 +6,14 @@ use coordination::membership::{self, Profile};
 use coordination::{MemberId, Ownership};
 use domain::id::SHARDS;
 use domain::occurrence::Run;
-use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Seen, ShardId, Spec, TenantId, Timestamp};
+use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, Spec, TenantId, Timestamp};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
-use store::{ApiKey, Audit, Health, Outdated, Store, StoreError, Tenant};
+use store::{Health, Store, StoreError, Tenant};
 use tokio_util::sync::CancellationToken;
 
 use crate::Options;
-use crate::bookkeeper::count_store_error;
 use crate::changes::Changes;
 use crate::cluster::Cluster;
 use crate::deliver::Deliver;
@@ -24,8 +23,8 @@ use crate::owner::Gained;
 use crate::peers::{Ask, Peers, Reply};
 use crate::route::Router;
 use crate::shared::Shared;
-use crate::supervisor::{refresh_tenants, supervise, take};
-use crate::tenants::pollers_of;
+use crate::supervisor::{supervise, take};
+use crate::tenants::Tenants;
 
 /// A request for a new schedule; its spec has been checked.
 #[derive(Clone, Debug)]
@@ -229,57 +228,10 @@ impl Scheduler {
         self.router.is_member(id)
     }
 
-    /// The tenant and key that `key_id` names.
+    /// The tenants of this service, with their keys, audit logs and counts.
     #[must_use]
-    pub fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
-        self.shared.tenants.key(key_id)
-    }
-
-    /// The tenant of this name, as this member knows it.
-    #[must_use]
-    pub fn tenant(&self, name: &str) -> Option<Arc<Tenant>> {
-        self.shared.tenants.named(name)
-    }
-
-    /// How many of the tenant's schedules are active now.
-    ///
-    /// # Errors
-    /// If the store fails.
-    pub async fn active(&self, tenant: TenantId) -> Result<u64, StoreError> {
-        let active = self.shared.store.active(vec![tenant]).await?;
-        Ok(active.into_iter().next().expect("the store answers for each that was asked"))
-    }
-
-    /// All tenants, as the store has them now.
-    ///
-    /// # Errors
-    /// If the store fails.
-    pub async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
-        self.shared.store.tenants().await
-    }
-
-    /// Makes or changes a tenant, as [`Store::put_tenant`]. This member knows of it at once, the others some
-    /// seconds later.
-    ///
-    /// # Errors
-    /// If the store fails; then it is not known whether it took effect.
-    pub async fn put_tenant(&self, tenant: Tenant, entry: Audit) -> Result<Result<(), Outdated>, StoreError> {
-        let put = self.shared.store.put_tenant(tenant, entry).await?;
-        if put.is_ok()
-            && let Err(error) = refresh_tenants(&self.shared).await
-        {
-            // It is tried again in a moment anyway.
-            count_store_error(&self.shared.metrics, "tenants", &error);
-        }
-        Ok(put)
-    }
-
-    /// A tenant's audit log, as [`Store::audit`].
-    ///
-    /// # Errors
-    /// If the store fails.
-    pub async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
-        self.shared.store.audit(tenant, after, limit).await
+    pub fn tenants(&self) -> Tenants {
+        Tenants::new(self.shared.clone())
     }
 
     #[must_use]
@@ -346,7 +298,10 @@ impl Scheduler {
         self.router.would_put(request, existing, timing)
     }
 
-    /// Sees to it that a schedule that was found is one that fires: whoever made it may have died half-way.
+    /// Confirms the placement of a schedule that exists, so that it fires: its creator may have died before it did so.
+    ///
+    /// A full store accepts no write, so the schedule is then taken as it is. The embedded store creates a schedule in one
+    /// step. With another engine, this does not repair a creator's death while the disk is full.
     ///
     /// # Errors
     /// If the store fails.
@@ -366,12 +321,6 @@ impl Scheduler {
     /// If the store fails.
     pub async fn list(&self, listing: &Listing<'_>) -> Result<listing::Page, StoreError> {
         listing::page(&*self.shared.store, listing).await
-    }
-
-    /// All pollers that the tenant has had, which is where its due rows are.
-    #[must_use]
-    pub fn pollers(tenant: &Tenant) -> Vec<PollerId> {
-        pollers_of(tenant).collect()
     }
 
     /// # Errors

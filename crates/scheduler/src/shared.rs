@@ -18,7 +18,7 @@ use crate::metrics::{Change, Metrics};
 use crate::news::ToHear;
 use crate::owner::{Event, News};
 use crate::shards::{NotOwned, Shards};
-use crate::tenants::Tenants;
+use crate::known_tenants::KnownTenants;
 
 pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     pub(crate) options: Options,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) tenants: Arc<Tenants>,
+    pub(crate) tenants: Arc<KnownTenants>,
     pub(crate) nudge: Arc<Notify>,
     pub(crate) lease: Arc<Lease>,
     pub(crate) shards: Shards,
@@ -59,7 +59,7 @@ impl Shared {
         lease: Lease,
         mut registry: Registry,
     ) -> Result<(Arc<Self>, Registry, ToHear), StoreError> {
-        let tenants = Arc::new(Tenants::default());
+        let tenants = Arc::new(KnownTenants::default());
         tenants.replace(store.tenants().await?);
         let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
         let (news, to_hear) = mpsc::unbounded_channel();

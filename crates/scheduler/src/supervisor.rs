@@ -20,7 +20,7 @@ use crate::bookkeeper::{Bookkeeper, ToBook, count_store_error};
 use crate::owner::{Context, Event, Gained, Owner};
 use crate::shards::NotOwned;
 use crate::shared::{OwnerHandle, Shared};
-use crate::tenants::pollers_of;
+use crate::tenants::Tenants;
 use crate::window::Tenure;
 
 /// Bounds of the queues between the owner and its tasks; what fills them is bounded by the attempts in flight.
@@ -62,7 +62,7 @@ async fn with_positions(
 }
 
 /// Of `pollers`, those that are owned here and not among `known`. The caller holds the lock under which shards move.
-async fn new_pollers(
+pub(crate) async fn new_pollers(
     shared: &Shared,
     pollers: impl IntoIterator<Item = PollerId>,
     known: &BTreeSet<PollerId>,
@@ -112,7 +112,7 @@ pub(crate) async fn gain(shared: &Shared, shards: &[ShardId]) -> Result<bool, St
 }
 
 /// To the owner that runs now; without one, the next one takes them.
-async fn give(shared: &Shared, gained: Gained) {
+pub(crate) async fn give(shared: &Shared, gained: Gained) {
     let Some(owner) = shared.owner() else { return };
     let closed: Vec<(PollerId, Timestamp)> =
         gained.pollers.iter().map(|(poller, _, positions)| (*poller, positions.closed)).collect();
@@ -248,26 +248,10 @@ async fn watch_marks(shared: Arc<Shared>) {
 async fn watch_tenants(shared: Arc<Shared>) {
     loop {
         shared.runtime.sleep(TENANTS_PERIOD).await;
-        if let Err(error) = refresh_tenants(&shared).await {
+        if let Err(error) = Tenants::new(shared.clone()).refresh().await {
             count_store_error(&shared.metrics, "tenants", &error);
         }
     }
-}
-
-/// Reads the tenants; the owner is told of pollers that are new.
-///
-/// # Errors
-/// If the store fails.
-pub(crate) async fn refresh_tenants(shared: &Shared) -> Result<(), StoreError> {
-    let _moving = shared.moving.lock().await;
-    let tenants = shared.store.tenants().await?;
-    let before = shared.tenants.pollers().into_iter().collect();
-    // Before they are known: if this fails, they are new the next time, too.
-    let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
-    if shared.tenants.replace(tenants) {
-        give(shared, Gained { pollers, ..Gained::default() }).await;
-    }
-    Ok(())
 }
 
 /// Serves until `stop`, at first what was taken already. An owner that panics is followed by another, under new terms.

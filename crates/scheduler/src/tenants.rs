@@ -1,73 +1,100 @@
-//! The store's tenants as they were last read.
+//! The service for tenants: their keys, settings, audit logs and counts, beside [`crate::Scheduler`].
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 
 use domain::{PollerId, TenantId};
-use store::{ApiKey, Tenant};
+use store::{ApiKey, Audit, Outdated, StoreError, Tenant};
 
-#[derive(Default)]
-pub(crate) struct Tenants(RwLock<Arc<Known>>);
+use crate::bookkeeper::count_store_error;
+use crate::known_tenants::pollers_of;
+use crate::owner::Gained;
+use crate::shared::Shared;
+use crate::supervisor::{give, new_pollers};
 
-#[derive(Default)]
-pub(crate) struct Known {
-    by_id: BTreeMap<TenantId, Arc<Tenant>>,
-    by_key: BTreeMap<String, (Arc<Tenant>, Arc<ApiKey>)>,
-}
-
-impl Known {
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Tenant>> {
-        self.by_id.values()
-    }
+/// The tenants of a scheduler's store, as a cheap handle.
+#[derive(Clone)]
+pub struct Tenants {
+    shared: Arc<Shared>,
 }
 
 impl Tenants {
-    /// Whether they are others than before.
-    pub(crate) fn replace(&self, tenants: Vec<Tenant>) -> bool {
-        let known = self.known();
-        if known.by_id.len() == tenants.len() && known.by_id.values().zip(&tenants).all(|(known, new)| **known == *new)
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Tenants { shared }
+    }
+
+    /// Returns the key with this id and its tenant, as this member knows them.
+    #[must_use]
+    pub fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
+        self.shared.tenants.key(key_id)
+    }
+
+    /// Returns the tenant of this name, as this member knows it.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<Arc<Tenant>> {
+        self.shared.tenants.named(name)
+    }
+
+    /// Returns all tenants, as the store has them now.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn all(&self) -> Result<Vec<Tenant>, StoreError> {
+        self.shared.store.tenants().await
+    }
+
+    /// Creates or changes a tenant, as [`store::Store::put_tenant`]. This member knows the change at once, the other
+    /// members some seconds later.
+    ///
+    /// # Errors
+    /// If the store fails; then it is not known whether the change took effect.
+    pub async fn put(&self, tenant: Tenant, entry: Audit) -> Result<Result<(), Outdated>, StoreError> {
+        let put = self.shared.store.put_tenant(tenant, entry).await?;
+        if put.is_ok()
+            && let Err(error) = self.refresh().await
         {
-            return false;
+            // The owner's supervisor reads the tenants again in a moment.
+            count_store_error(&self.shared.metrics, "tenants", &error);
         }
-        let mut new = Known::default();
-        for tenant in tenants {
-            let tenant = Arc::new(tenant);
-            let keys = tenant.keys.iter().map(|key| (key.id.clone(), (tenant.clone(), Arc::new(key.clone()))));
-            new.by_key.extend(keys);
-            new.by_id.insert(tenant.id, tenant);
+        Ok(put)
+    }
+
+    /// Returns a tenant's audit log, as [`store::Store::audit`].
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
+        self.shared.store.audit(tenant, after, limit).await
+    }
+
+    /// Returns how many of the tenant's schedules are active now.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub async fn count_active(&self, tenant: TenantId) -> Result<u64, StoreError> {
+        let active = self.shared.store.active(vec![tenant]).await?;
+        Ok(active.into_iter().next().expect("the store answers for each tenant of the request"))
+    }
+
+    /// Returns the pollers of all generations of the tenant: its due rows are in them.
+    #[must_use]
+    pub fn pollers(tenant: &Tenant) -> Vec<PollerId> {
+        pollers_of(tenant).collect()
+    }
+
+    /// Reads the tenants, and gives new pollers of the owned shards to the owner.
+    ///
+    /// # Errors
+    /// If the store fails.
+    pub(crate) async fn refresh(&self) -> Result<(), StoreError> {
+        let shared = &self.shared;
+        let _moving = shared.moving.lock().await;
+        let tenants = shared.store.tenants().await?;
+        let before = shared.tenants.pollers().into_iter().collect();
+        // Before the tenants are replaced: if this read fails, the pollers are new the next time, too.
+        let pollers = new_pollers(shared, tenants.iter().flat_map(pollers_of), &before).await?;
+        if shared.tenants.replace(tenants) {
+            give(shared, Gained { pollers, ..Gained::default() }).await;
         }
-        *self.0.write().expect("no holder of this lock panics") = Arc::new(new);
-        true
+        Ok(())
     }
-
-    pub(crate) fn get(&self, id: TenantId) -> Option<Arc<Tenant>> {
-        self.known().by_id.get(&id).cloned()
-    }
-
-    pub(crate) fn named(&self, name: &str) -> Option<Arc<Tenant>> {
-        self.known().by_id.values().find(|tenant| tenant.name == name).cloned()
-    }
-
-    /// The tenant and key that `key_id` names.
-    pub(crate) fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
-        self.known().by_key.get(key_id).cloned()
-    }
-
-    /// Of all generations of all tenants.
-    pub(crate) fn pollers(&self) -> Vec<PollerId> {
-        self.known().by_id.values().flat_map(|tenant| pollers_of(tenant)).collect()
-    }
-
-    /// Another value whenever they are others than before.
-    pub(crate) fn known(&self) -> Arc<Known> {
-        self.0.read().expect("no holder of this lock panics").clone()
-    }
-}
-
-/// Of all its generations.
-pub(crate) fn pollers_of(tenant: &Tenant) -> impl Iterator<Item = PollerId> + '_ {
-    let id = tenant.id;
-    (0..).zip(&tenant.generations).flat_map(move |(generation, pollers)| {
-        (0..*pollers).map(move |number| PollerId { tenant: id, generation, number })
-    })
 }

@@ -56,7 +56,7 @@ pub(crate) fn caller(shared: &Shared, headers: &HeaderMap) -> Result<Caller, Ref
     };
     // The digests have one length and are compared in constant time; a key's id is no secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
-    match shared.scheduler.key(key_id) {
+    match shared.tenants.key(key_id) {
         Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => {
             unexpired(shared, Caller { tenant, key })
         }
@@ -67,7 +67,7 @@ pub(crate) fn caller(shared: &Shared, headers: &HeaderMap) -> Result<Caller, Ref
 /// Whose key it is by now, for a request that goes on for long: a key may be revoked or expire under it, and what its tenant
 /// may do changes.
 pub(crate) fn again(shared: &Shared, key: &ApiKey) -> Result<Caller, Refused> {
-    let (tenant, key) = shared.scheduler.key(&key.id).ok_or_else(wrong)?;
+    let (tenant, key) = shared.tenants.key(&key.id).ok_or_else(wrong)?;
     unexpired(shared, Caller { tenant, key })
 }
 

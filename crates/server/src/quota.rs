@@ -72,7 +72,7 @@ impl Pending {
         let Some(pending_max) = tenant.quotas.get(Quota::PendingMax) else { return Ok(Room(None)) };
         let mut has_room = self.take(tenant.id, pending_max, now);
         if has_room.is_none() {
-            let active = scheduler.active(tenant.id).await?;
+            let active = scheduler.tenants().count_active(tenant.id).await?;
             // Another may have asked meanwhile, and those who took room since are not to be forgotten.
             has_room = self.take(tenant.id, pending_max, now).or_else(|| {
                 self.known().insert(tenant.id, Known { active, made: 0, asked_at: now });

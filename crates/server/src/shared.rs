@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use bytes::Bytes;
-use domain::{Incarnation, ScheduleId, Spec, Timestamp};
+use domain::{ScheduleId, Spec, Timestamp};
 use futures_util::FutureExt;
 use runtime::Runtime;
-use scheduler::Scheduler;
-use store::{Health, StoreError, Tenant};
+use scheduler::{Scheduler, Tenants};
+use store::Tenant;
 use tracing::Instrument;
 
 use crate::Options;
@@ -25,6 +25,7 @@ use crate::spans;
 pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
     pub(crate) scheduler: Scheduler,
+    pub(crate) tenants: Tenants,
     pub(crate) options: Options,
     pub(crate) metrics: HttpMetrics,
     pub(crate) creates: Creates,
@@ -45,6 +46,7 @@ impl Shared {
         let document = OnceLock::new();
         Shared {
             runtime,
+            tenants: scheduler.tenants(),
             scheduler,
             options,
             metrics,
@@ -99,17 +101,6 @@ impl Shared {
         quota::check_spec(tenant, spec, now)?;
         self.creates.admit(tenant, self.runtime.monotonic())?;
         self.pending.admit(&self.scheduler, tenant, replaced, self.runtime.monotonic()).await
-    }
-
-    /// Sees to it that a schedule that a request made before is one that fires: whoever made it may have died half-way.
-    ///
-    /// A full disk takes nothing, and is no reason to deny what is there. The embedded store makes a schedule in one step; with
-    /// another one, a maker's death half-way and a full disk together are not seen here.
-    pub(crate) async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
-        match self.scheduler.health() {
-            Health::Full => Ok(()),
-            Health::Ready | Health::Unreachable | Health::Closed => self.scheduler.confirm(found).await,
-        }
     }
 
     /// What the API is, made when it is first asked for.

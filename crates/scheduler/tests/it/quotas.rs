@@ -19,7 +19,7 @@ impl House {
         let mut changed = Tenant { version, quotas, ..tenant(TENANT) };
         changed.grow_pollers(4);
         let entry = Audit::of(&changed, self.runtime.now(), "test", "quotas.update", "");
-        self.scheduler.put_tenant(changed.clone(), entry).await.unwrap().unwrap();
+        self.scheduler.tenants().put(changed.clone(), entry).await.unwrap().unwrap();
         changed
     }
 

@@ -65,7 +65,7 @@ async fn put_if(
         if let Err(unmet) = condition.check(found.as_deref()) {
             if let (Unmet::NoneMatch, Some(found), false) = (unmet, &found, is_dry_run) {
                 // It may be that an earlier try of this very request has made it.
-                shared.confirm(found.incarnation).await?;
+                shared.scheduler.confirm(found.incarnation).await?;
             }
             shared.pending.settle(room, false);
             return Err(unmet.refuse());

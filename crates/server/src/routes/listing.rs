@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Status, TargetKey, Timestamp};
 use percent_encoding::percent_decode_str;
-use scheduler::Scheduler;
+use scheduler::Tenants;
 use store::Role;
 use store::listing::{By, Listing, Place};
 
@@ -25,7 +25,7 @@ const DUE_RANGE_MAX_MILLIS: i64 = 24 * 3_600_000;
 pub(super) async fn list(shared: &Shared, query: Option<&str>, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
     let tenant = authenticate(shared, headers, Role::Reader)?.tenant;
     let Asked { filter, after, limit } = Asked::parse(query.unwrap_or_default())?;
-    let pollers = Scheduler::pollers(&tenant);
+    let pollers = Tenants::pollers(&tenant);
     let listing = Listing { tenant: tenant.id, by: filter.by(&pollers), after, limit };
     let page = shared.scheduler.list(&listing).await?;
     let damaged = || refuse(Kind::StoreDamaged, "a payload that is stored is not the one that was sent");

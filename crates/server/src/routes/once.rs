@@ -120,7 +120,7 @@ pub(super) async fn create(
             if is_dry_run {
                 return dry_run::told(StatusCode::CREATED, &first);
             }
-            shared.confirm(found.incarnation).await?;
+            shared.scheduler.confirm(found.incarnation).await?;
             return Ok(replayed(&first));
         }
         let now = shared.runtime.now();

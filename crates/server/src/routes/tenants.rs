@@ -42,7 +42,7 @@ struct Act<'a> {
 /// All tenants as they are in the store, for one whose key is still among theirs: this member may not know yet that it was
 /// revoked.
 async fn fresh(shared: &Shared, actor: &str) -> Result<Vec<Tenant>, Refused> {
-    let tenants = shared.scheduler.tenants().await?;
+    let tenants = shared.tenants.all().await?;
     if tenants.iter().flat_map(|tenant| &tenant.keys).any(|key| key.id == actor) {
         return Ok(tenants);
     }
@@ -72,14 +72,14 @@ pub(super) async fn change<T>(
 /// Whether nobody else was faster.
 async fn put(shared: &Shared, tenant: Tenant, act: &Act<'_>) -> Result<bool, Refused> {
     let entry = Audit::of(&tenant, shared.runtime.now(), act.actor, act.action, &act.subject);
-    Ok(shared.scheduler.put_tenant(tenant, entry).await?.is_ok())
+    Ok(shared.tenants.put(tenant, entry).await?.is_ok())
 }
 
 /// The tenant of this name, for its admins and for operators; to others there is none.
 fn administered(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<(Arc<Tenant>, Arc<ApiKey>), Refused> {
     let caller = caller(shared, headers)?;
     let tenant = match caller.key.role {
-        Role::Operator => shared.scheduler.tenant(name).ok_or_else(not_found)?,
+        Role::Operator => shared.tenants.named(name).ok_or_else(not_found)?,
         _ if caller.tenant.name == name => caller.tenant,
         _ => return Err(not_found()),
     };
@@ -139,7 +139,7 @@ pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response
 
 pub(super) async fn list(shared: &Shared, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
     operator(shared, headers)?;
-    let mut tenants: Vec<api::Tenant> = shared.scheduler.tenants().await?.iter().map(tenant_of).collect();
+    let mut tenants: Vec<api::Tenant> = shared.tenants.all().await?.iter().map(tenant_of).collect();
     tenants.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(answer::json(StatusCode::OK, &api::TenantList { tenants }))
 }
@@ -153,7 +153,7 @@ pub(super) async fn get(shared: &Shared, name: &str, headers: &HeaderMap) -> Res
 pub(super) async fn patch(shared: &Shared, name: &str, request: Request) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
     let operator = operator(shared, &head.headers)?;
-    let tenant = shared.scheduler.tenant(name).ok_or_else(not_found)?;
+    let tenant = shared.tenants.named(name).ok_or_else(not_found)?;
     check_content_type(&head.headers, &["application/merge-patch+json", "application/json"])?;
     let settings::Patch { quotas, ceilings, egress } = parse(&collect(shared, &head.headers, body).await?)?;
     let changed = settings::change_settings(shared, &tenant, &operator, "tenant.update", |tenant| {
@@ -275,7 +275,7 @@ pub(super) async fn audit(
 ) -> Result<Response<Body>, Refused> {
     let (tenant, _) = administered(shared, name, headers)?;
     let page = Page::parse(query, false, |token| token.parse::<u64>().ok())?;
-    let found = shared.scheduler.audit(tenant.id, page.after.unwrap_or(0), page.limit + 1).await?;
+    let found = shared.tenants.audit(tenant.id, page.after.unwrap_or(0), page.limit + 1).await?;
     let entries: Vec<api::AuditEntry> = found.iter().take(page.limit).map(entry_of).collect();
     let last = entries.last().filter(|_| found.len() > page.limit);
     let next_page_token = last.map(|entry| entry.version.to_string());

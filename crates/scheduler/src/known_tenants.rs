@@ -1,0 +1,73 @@
+//! The tenants of the store, as this member last read them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
+
+use domain::{PollerId, TenantId};
+use store::{ApiKey, Tenant};
+
+#[derive(Default)]
+pub(crate) struct KnownTenants(RwLock<Arc<Known>>);
+
+#[derive(Default)]
+pub(crate) struct Known {
+    by_id: BTreeMap<TenantId, Arc<Tenant>>,
+    by_key: BTreeMap<String, (Arc<Tenant>, Arc<ApiKey>)>,
+}
+
+impl Known {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Tenant>> {
+        self.by_id.values()
+    }
+}
+
+impl KnownTenants {
+    /// Whether they are others than before.
+    pub(crate) fn replace(&self, tenants: Vec<Tenant>) -> bool {
+        let known = self.known();
+        if known.by_id.len() == tenants.len() && known.by_id.values().zip(&tenants).all(|(known, new)| **known == *new)
+        {
+            return false;
+        }
+        let mut new = Known::default();
+        for tenant in tenants {
+            let tenant = Arc::new(tenant);
+            let keys = tenant.keys.iter().map(|key| (key.id.clone(), (tenant.clone(), Arc::new(key.clone()))));
+            new.by_key.extend(keys);
+            new.by_id.insert(tenant.id, tenant);
+        }
+        *self.0.write().expect("no holder of this lock panics") = Arc::new(new);
+        true
+    }
+
+    pub(crate) fn get(&self, id: TenantId) -> Option<Arc<Tenant>> {
+        self.known().by_id.get(&id).cloned()
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Tenant>> {
+        self.known().by_id.values().find(|tenant| tenant.name == name).cloned()
+    }
+
+    /// The tenant and key that `key_id` names.
+    pub(crate) fn key(&self, key_id: &str) -> Option<(Arc<Tenant>, Arc<ApiKey>)> {
+        self.known().by_key.get(key_id).cloned()
+    }
+
+    /// Of all generations of all tenants.
+    pub(crate) fn pollers(&self) -> Vec<PollerId> {
+        self.known().by_id.values().flat_map(|tenant| pollers_of(tenant)).collect()
+    }
+
+    /// Another value whenever they are others than before.
+    pub(crate) fn known(&self) -> Arc<Known> {
+        self.0.read().expect("no holder of this lock panics").clone()
+    }
+}
+
+/// Of all its generations.
+pub(crate) fn pollers_of(tenant: &Tenant) -> impl Iterator<Item = PollerId> + '_ {
+    let id = tenant.id;
+    (0..).zip(&tenant.generations).flat_map(move |(generation, pollers)| {
+        (0..*pollers).map(move |number| PollerId { tenant: id, generation, number })
+    })
+}
