@@ -14,10 +14,10 @@ use domain::{
 use store::{Arrival, Change, Health, Insert, Inserted, OwnerWrite, Placed, StoreError, WriteRefusal, Written};
 use tokio::sync::{MutexGuard, RwLockReadGuard};
 
-use crate::creator::{settle, unsettled};
-use crate::owner::Event;
-use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
-use crate::shards::NotOwned;
+use crate::cluster::shards::NotOwned;
+use crate::creator::{confirm_placement, unconfirmed};
+use crate::firing::messages::ToOwner;
+use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 use crate::shared::Shared;
 
 /// Two requests for one chosen id meet at one of these locks.
@@ -102,7 +102,7 @@ impl Changes {
         }
         self.shared.metrics.created.inc_by(placed.len() as u64);
         self.nudge(&placed_rows, &placed, now);
-        settle(&*self.shared.store, unsettled(placed_rows, &placed)).await?;
+        confirm_placement(&*self.shared.store, unconfirmed(placed_rows, &placed)).await?;
         self.repair(existing).await?;
         Ok(answers)
     }
@@ -304,8 +304,8 @@ impl Changes {
     /// Tells the owner of a row that a user's change wrote, and sees that it lies where it will be read.
     async fn placed(&self, poller: PollerId, key: DueKey, now: Timestamp) -> Result<(), StoreError> {
         // An owner that has just ended is followed by one that reads the row itself.
-        self.shared.send(Event::Arrived(Arrival { poller, key })).await;
-        settle(&*self.shared.store, vec![(poller, key)]).await?;
+        self.shared.send(ToOwner::Arrived(Arrival { poller, key })).await;
+        confirm_placement(&*self.shared.store, vec![(poller, key)]).await?;
         if self.is_near(key.position, now) {
             self.shared.nudge.notify_one();
         }
@@ -337,7 +337,7 @@ impl Changes {
             })
             .collect();
         let placed = self.shared.store.place(rows.clone()).await?;
-        settle(&*self.shared.store, unsettled(rows, &placed)).await
+        confirm_placement(&*self.shared.store, unconfirmed(rows, &placed)).await
     }
 
     fn is_near(&self, position: Timestamp, now: Timestamp) -> bool {

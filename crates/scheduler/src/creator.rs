@@ -13,7 +13,7 @@ use store::{Placed, Store, StoreError};
 ///
 /// # Errors
 /// If the store fails; the rows may then lie where they are not read before the next owner.
-pub(crate) async fn settle(store: &dyn Store, rows: Vec<(PollerId, DueKey)>) -> Result<(), StoreError> {
+pub(crate) async fn confirm_placement(store: &dyn Store, rows: Vec<(PollerId, DueKey)>) -> Result<(), StoreError> {
     let mut rows = rows;
     while !rows.is_empty() {
         let closed = store.closed(rows.iter().map(|(poller, _)| *poller).collect()).await?;
@@ -27,13 +27,13 @@ pub(crate) async fn settle(store: &dyn Store, rows: Vec<(PollerId, DueKey)>) -> 
             return Ok(());
         }
         let placed = store.place(late.clone()).await?;
-        rows = unsettled(late, &placed);
+        rows = unconfirmed(late, &placed);
     }
     Ok(())
 }
 
 /// Those rows that the engine has not compared with `closed` itself, where they are now.
-pub(crate) fn unsettled(rows: Vec<(PollerId, DueKey)>, placed: &[Placed]) -> Vec<(PollerId, DueKey)> {
+pub(crate) fn unconfirmed(rows: Vec<(PollerId, DueKey)>, placed: &[Placed]) -> Vec<(PollerId, DueKey)> {
     let with_place = rows.into_iter().zip(placed);
     let left = with_place.filter(|(_, placed)| !placed.settled);
     left.map(|((poller, key), placed)| (poller, DueKey { position: placed.position, ..key })).collect()

@@ -1,40 +1,30 @@
-//! The service: from a schedule that is asked for to a callback that is made and booked.
+//! The scheduler: from a request for a schedule to a callback and its durable outcome.
 //!
-//! [`Scheduler`] is what fronts call. Behind it an owner (`owner`) reads due rows a short way ahead into a `window`, a
-//! timing `wheel` says when, `dispatch` says who goes next, `starter` makes the attempts through [`Deliver`], and
-//! `bookkeeper` books what came of them. `supervisor` keeps it running.
+//! [`Scheduler`] serves HTTP and every other front; [`Tenants`] is the service for tenants beside it. `changes` creates and
+//! changes schedules. `cluster` gives shards to members and forwards owner-only requests. `firing` calls back: an owner
+//! reads due rows a short way ahead, and the outcome writer writes the outcomes.
 //!
-//! What it does not do: HTTP (`server` in front, `callback` behind), storing (`store`), deciding (`domain::decide`).
-//! Window, wheel and dispatch are pure. Always true here: nothing is told to a caller that is not durable.
+//! This crate does no HTTP (`server` in front, `callback` behind), stores nothing itself (`store`) and decides nothing about
+//! one schedule (`domain::decide`). Window, wheel and dispatch are pure. Invariant: a caller receives only durable facts.
 
-mod bookkeeper;
 mod changes;
 mod cluster;
 mod creator;
-pub mod deliver;
-mod dispatch;
-mod in_flight;
+mod deliver;
+mod firing;
 mod known_tenants;
-mod lease;
 mod metrics;
-mod news;
 mod options;
-mod owner;
-pub mod peers;
-mod route;
-pub mod service;
-mod shards;
+mod requests;
+mod service;
 mod shared;
-mod starter;
-mod steady;
-mod supervisor;
 mod tenants;
-mod wheel;
-mod window;
 
+pub use cluster::assignment::Peering;
+pub use cluster::peers::{self, Ask, PeerError, Peers, Reply};
 pub use deliver::{Deliver, Delivered, Delivery};
 pub use options::Options;
-pub use peers::{Ask, PeerError, Peers, Reply};
 pub use prometheus_client::registry::Registry;
-pub use service::{CancelAnswer, Create, CreateRefusal, Peering, PutAnswer, RedriveAnswer, Scheduler, Timing};
+pub use requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
+pub use service::Scheduler;
 pub use tenants::Tenants;

@@ -15,12 +15,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 use runtime::{Monotonic, Runtime};
+use store::StoreError;
 
 /// Of failures of one kind, one is logged in so long: a store that is away fails thousands of calls.
 const TOLD_PERIOD: Duration = Duration::from_secs(5);
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
-pub(crate) struct Outcome {
+pub(crate) struct OutcomeLabels {
     pub(crate) outcome: &'static str,
 }
 
@@ -109,7 +110,7 @@ pub(crate) struct Metrics {
     pub(crate) start_lateness_seconds: Histogram,
     pub(crate) callback_duration_seconds: Histogram,
     pub(crate) callback_attempts: Family<AttemptLabels, Counter>,
-    pub(crate) occurrences: Family<Outcome, Counter>,
+    pub(crate) occurrences: Family<OutcomeLabels, Counter>,
     pub(crate) retries: Counter,
     pub(crate) dead_letters: Counter,
     pub(crate) missed: Family<Reason, Counter>,
@@ -172,7 +173,7 @@ impl Metrics {
 
     fn begin_at_zero(&self) {
         for outcome in ["succeeded", "failed", "missed", "cancelled"] {
-            drop(self.occurrences.get_or_create(&Outcome { outcome }));
+            drop(self.occurrences.get_or_create(&OutcomeLabels { outcome }));
         }
         for labels in AttemptLabels::all() {
             drop(self.callback_attempts.get_or_create(&labels));
@@ -257,5 +258,13 @@ impl Metrics {
             "Shards that this member gained, let go of, or lost",
             self.shard_owner_changes.clone(),
         );
+    }
+}
+
+pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
+    metrics.store_errors.get_or_create(&Call { call }).inc();
+    match metrics.store_errors_told.tell(call) {
+        Some(untold) => tracing::warn!(call, %error, untold, "the store failed; the call will be made again"),
+        None => tracing::debug!(call, %error, "the store failed; the call will be made again"),
     }
 }

@@ -2,108 +2,37 @@
 
 use std::sync::{Arc, Mutex};
 
-use coordination::membership::{self, Profile};
-use coordination::{MemberId, Ownership};
+use coordination::MemberId;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
-use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, Spec, TenantId, Timestamp};
+use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, TenantId};
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
-use store::{Health, Store, StoreError, Tenant};
+use store::{Health, Store, StoreError};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::Options;
 use crate::changes::Changes;
-use crate::cluster::Cluster;
+use crate::cluster::assignment::{Cluster, Peering};
+use crate::cluster::events;
+use crate::cluster::forwarding::Forwarder;
+use crate::cluster::lease::Lease;
+use crate::cluster::ownership::take;
+use crate::cluster::peers::{Ask, Reply};
 use crate::deliver::Deliver;
-use crate::lease::Lease;
-use crate::news;
-use crate::owner::Gained;
-use crate::peers::{Ask, Peers, Reply};
-use crate::route::Router;
+use crate::firing::messages::{Event, Gained};
+use crate::firing::supervisor::supervise;
+use crate::options::Options;
+use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 use crate::shared::Shared;
-use crate::supervisor::{supervise, take};
 use crate::tenants::Tenants;
-
-/// A request for a new schedule; its spec has been checked.
-#[derive(Clone, Debug)]
-pub struct Create {
-    pub tenant: Arc<Tenant>,
-    /// `None`: an id is made.
-    pub id: Option<ScheduleId>,
-    /// `None`: one is drawn. A request that is made again with its own is known: it makes no second schedule.
-    pub incarnation: Option<Incarnation>,
-    pub spec: Spec,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum CreateRefusal {
-    #[error("a schedule of this id exists")]
-    Exists,
-    /// It is not known whether it was made.
-    #[error("the owner of this id cannot be reached now")]
-    Unreachable,
-    #[error("the schedule has no occurrence after the present instant")]
-    NeverFires,
-}
-
-/// What becomes of a live schedule's timing when its contents are changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Timing {
-    /// It is set anew: `every` counts from now.
-    Anew,
-    /// It stays as it is, the next occurrence included; the request's spec says it, too.
-    Kept,
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub struct PutAnswer {
-    pub schedule: Arc<Schedule>,
-    /// There was no live schedule of this id.
-    pub created: bool,
-    /// An attempt of what was replaced is in flight; no other of it will start.
-    pub too_late: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CancelAnswer {
-    NotFound,
-    /// It will never fire (again).
-    Cancelled,
-    /// An attempt is in flight; no other will start.
-    TooLate,
-    /// It is durably asked for, and its owner cannot be reached: by this instant, at the latest, it has fired for the
-    /// last time.
-    Pending {
-        decided_by: Timestamp,
-    },
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RedriveAnswer {
-    /// No such run of this tenant.
-    NotFound,
-    /// It is not a dead letter, or it was redriven before.
-    NotDead,
-    Redriven(Occurrence),
-}
-
-/// The other members, and how to be one of them.
-pub struct Peering {
-    pub ownership: Arc<dyn Ownership>,
-    pub peers: Arc<dyn Peers>,
-    pub profile: Profile,
-    pub options: membership::Options,
-    /// What the parts beside the scheduler count: told with what it counts itself.
-    pub registry: Registry,
-}
 
 /// The service, as a cheap handle. Every answer says only what is durable.
 #[derive(Clone)]
 pub struct Scheduler {
     shared: Arc<Shared>,
-    router: Arc<Router>,
+    forwarder: Arc<Forwarder>,
     registry: Arc<Registry>,
     running: Arc<Running>,
 }
@@ -112,7 +41,7 @@ pub struct Scheduler {
 struct Running {
     assignment: Stoppable,
     owner: Stoppable,
-    news: Stoppable,
+    events: Stoppable,
 }
 
 struct Stoppable {
@@ -150,12 +79,12 @@ impl Scheduler {
         options: Options,
         registry: Registry,
     ) -> Result<Self, StoreError> {
-        let (shared, registry, news) =
+        let (shared, registry, events) =
             Shared::new(runtime, store, deliver, options, Lease::forever(), registry).await?;
         let all: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
         let taken = take(&shared, &all).await?;
         shared.moved("gained", all.len());
-        Ok(Scheduler::run(shared, registry, news, taken, None))
+        Ok(Scheduler::run(shared, registry, events, taken, None))
     }
 
     /// Joins the members of a cluster, and fires what is due in its share of the shards.
@@ -170,16 +99,16 @@ impl Scheduler {
         mut peering: Peering,
     ) -> Result<Self, StoreError> {
         let registry = std::mem::take(&mut peering.registry);
-        let (shared, mut registry, news) =
+        let (shared, mut registry, events) =
             Shared::new(runtime, store, deliver, options, Lease::none(), registry).await?;
         shared.metrics.register_of_cluster(&mut registry);
-        Ok(Scheduler::run(shared, registry, news, Gained::default(), Some(peering)))
+        Ok(Scheduler::run(shared, registry, events, Gained::default(), Some(peering)))
     }
 
     fn run(
         shared: Arc<Shared>,
         registry: Registry,
-        to_hear: news::ToHear,
+        reported: mpsc::UnboundedReceiver<Event>,
         taken: Gained,
         peering: Option<Peering>,
     ) -> Self {
@@ -194,38 +123,38 @@ impl Scheduler {
                 tasks.spawn("assignment", async move { cluster.keep(stop).await });
             }
         });
-        let router = Arc::new(Router::new(shared.clone(), Changes::new(shared.clone()), cluster));
-        let news = Stoppable::new(&runtime, |tasks, stop| {
-            tasks.spawn("news", news::hear(shared.clone(), router.clone(), to_hear, stop));
+        let forwarder = Arc::new(Forwarder::new(shared.clone(), Changes::new(shared.clone()), cluster));
+        let events = Stoppable::new(&runtime, |tasks, stop| {
+            tasks.spawn("events", events::hear(shared.clone(), forwarder.clone(), reported, stop));
         });
-        let running = Arc::new(Running { assignment, owner, news });
-        Scheduler { shared, router, registry: Arc::new(registry), running }
+        let running = Arc::new(Running { assignment, owner, events });
+        Scheduler { shared, forwarder, registry: Arc::new(registry), running }
     }
 
     /// Hands the shards over, stops starting attempts, waits for those in flight up to [`Options::drain`], and ends.
     pub async fn stop(&self) {
-        let Running { assignment, owner, news } = &*self.running;
+        let Running { assignment, owner, events } = &*self.running;
         assignment.stop().await;
         owner.stop().await;
-        news.stop().await;
+        events.stop().await;
     }
 
     /// Whether this member does what one does for all; two may think so for some seconds, so it is to be harmless if
     /// two do.
     #[must_use]
     pub fn leads(&self) -> bool {
-        self.router.leads()
+        self.forwarder.leads()
     }
 
     /// What another member asks of this one.
     pub async fn answer(&self, ask: Ask) -> Reply {
-        self.router.answer(ask).await
+        self.forwarder.answer(ask).await
     }
 
     /// Whether this member's present session has this id.
     #[must_use]
     pub fn is_member(&self, id: MemberId) -> bool {
-        self.router.is_member(id)
+        self.forwarder.is_member(id)
     }
 
     /// The tenants of this service, with their keys, audit logs and counts.
@@ -261,7 +190,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails; then it is not known which of them exist.
     pub async fn create(&self, requests: Vec<Create>) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError> {
-        self.router.create(requests).await
+        self.forwarder.create(requests).await
     }
 
     /// Makes the schedule, or replaces the one of its id.
@@ -272,7 +201,7 @@ impl Scheduler {
     /// # Panics
     /// If the request names no id.
     pub async fn put(&self, request: Create) -> Result<Result<PutAnswer, CreateRefusal>, StoreError> {
-        self.router.put(request).await
+        self.forwarder.put(request).await
     }
 
     /// As [`Scheduler::put`], but only if what has the id is, in the step that changes it, as it was `seen`; for `None`,
@@ -289,13 +218,13 @@ impl Scheduler {
         seen: Option<Seen>,
         timing: Timing,
     ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, StoreError> {
-        self.router.put_if(request, seen, timing).await
+        self.forwarder.put_if(request, seen, timing).await
     }
 
     /// What [`Scheduler::put_if`] would make, with `existing` under the id; `None` if it would have no occurrence.
     #[must_use]
     pub fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
-        self.router.would_put(request, existing, timing)
+        self.forwarder.would_put(request, existing, timing)
     }
 
     /// Confirms the placement of a schedule that exists, so that it fires: its creator may have died before it did so.
@@ -306,7 +235,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails.
     pub async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
-        self.router.confirm(found).await
+        self.forwarder.confirm(found).await
     }
 
     /// # Errors
@@ -326,7 +255,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails; the schedule may then be cancelled or not, and if its mark is durable, will be.
     pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelAnswer, StoreError> {
-        self.router.cancel(tenant, id).await
+        self.forwarder.cancel(tenant, id).await
     }
 
     /// As [`Scheduler::cancel`], but only if it is still of the edition that was `found`; `None`, without effect, if not. Its
@@ -335,7 +264,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
     pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelAnswer>, StoreError> {
-        self.router.cancel_if(found).await
+        self.forwarder.cancel_if(found).await
     }
 
     /// A schedule's runs in order, from the first after `after`; `None` if there is no such schedule.
@@ -380,6 +309,6 @@ impl Scheduler {
     /// # Errors
     /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
     pub async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveAnswer, StoreError> {
-        self.router.redrive(tenant, of).await
+        self.forwarder.redrive(tenant, of).await
     }
 }

@@ -9,16 +9,14 @@ use runtime::Runtime;
 use store::{Cursor, Store, StoreError};
 use tokio::sync::{Notify, RwLockReadGuard, mpsc};
 
-use crate::Options;
-use crate::bookkeeper::ToBook;
+use crate::cluster::lease::Lease;
+use crate::cluster::shards::{NotOwned, Shards};
 use crate::deliver::Deliver;
-use crate::in_flight::InFlight;
-use crate::lease::Lease;
-use crate::metrics::{Change, Metrics};
-use crate::news::ToHear;
-use crate::owner::{Event, News};
-use crate::shards::{NotOwned, Shards};
+use crate::firing::in_flight::InFlight;
+use crate::firing::messages::{Event, ToOwner, ToWriter};
 use crate::known_tenants::KnownTenants;
+use crate::metrics::{Change, Metrics};
+use crate::options::Options;
 
 pub(crate) struct Shared {
     pub(crate) runtime: Runtime,
@@ -33,17 +31,17 @@ pub(crate) struct Shared {
     pub(crate) shards: Shards,
     /// Held while shards come or go, and while one owner follows another.
     pub(crate) moving: tokio::sync::Mutex<()>,
-    /// How far the marks of the shards owned have been obeyed.
-    pub(crate) marks: tokio::sync::Mutex<Cursor>,
-    /// The ways to the present owner and its bookkeeper.
+    /// How far the cancellation records of the owned shards have been applied.
+    pub(crate) cancellations: tokio::sync::Mutex<Cursor>,
+    /// The ways to the present owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
-    pub(crate) news: mpsc::UnboundedSender<News>,
+    pub(crate) events: mpsc::UnboundedSender<Event>,
 }
 
 #[derive(Clone)]
 pub(crate) struct OwnerHandle {
-    pub(crate) events: mpsc::Sender<Event>,
-    pub(crate) bookings: mpsc::Sender<ToBook>,
+    pub(crate) to_owner: mpsc::Sender<ToOwner>,
+    pub(crate) to_writer: mpsc::Sender<ToWriter>,
 }
 
 impl Shared {
@@ -58,11 +56,11 @@ impl Shared {
         options: Options,
         lease: Lease,
         mut registry: Registry,
-    ) -> Result<(Arc<Self>, Registry, ToHear), StoreError> {
+    ) -> Result<(Arc<Self>, Registry, mpsc::UnboundedReceiver<Event>), StoreError> {
         let tenants = Arc::new(KnownTenants::default());
         tenants.replace(store.tenants().await?);
         let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
-        let (news, to_hear) = mpsc::unbounded_channel();
+        let (events, reported) = mpsc::unbounded_channel();
         let shared = Shared {
             runtime: runtime.clone(),
             store,
@@ -75,16 +73,16 @@ impl Shared {
             lease: Arc::new(lease),
             shards: Shards::none(),
             moving: tokio::sync::Mutex::default(),
-            marks: tokio::sync::Mutex::default(),
+            cancellations: tokio::sync::Mutex::default(),
             owner: Mutex::new(None),
-            news,
+            events,
         };
-        Ok((Arc::new(shared), registry, to_hear))
+        Ok((Arc::new(shared), registry, reported))
     }
 
     /// Whether the shard is this member's now, by its own clock.
     pub(crate) fn owns(&self, shard: ShardId) -> bool {
-        self.shards.tenure(shard).is_some() && self.lease.is_valid(self.runtime.monotonic())
+        self.shards.shard_term(shard).is_some() && self.lease.is_valid(self.runtime.monotonic())
     }
 
     /// For what only the owner may do: the shard is not handed over before the guard is gone.
@@ -105,22 +103,22 @@ impl Shared {
     pub(crate) fn nudge(&self, shards: BTreeSet<ShardId>) {
         self.nudge.notify_one();
         let others: BTreeSet<ShardId> =
-            shards.into_iter().filter(|shard| self.shards.tenure(*shard).is_none()).collect();
+            shards.into_iter().filter(|shard| self.shards.shard_term(*shard).is_none()).collect();
         if !others.is_empty() {
-            let _nobody_listens_at_the_end = self.news.send(News::Near(others));
+            let _nobody_listens_at_the_end = self.events.send(Event::Near(others));
         }
     }
 
     /// A write under `term` was refused, because another has taken the shard since. It is let go of, and so can be taken
     /// again if it is to be this member's.
     pub(crate) fn superseded(&self, shard: ShardId, term: Term) {
-        let _nobody_listens_at_the_end = self.news.send(News::Superseded(shard, term));
+        let _nobody_listens_at_the_end = self.events.send(Event::Superseded(shard, term));
     }
 
     /// To the present owner; `false` if there is none: the next one reads what it needs from the store.
-    pub(crate) async fn send(&self, event: Event) -> bool {
+    pub(crate) async fn send(&self, message: ToOwner) -> bool {
         let Some(owner) = self.owner() else { return false };
-        owner.events.send(event).await.is_ok()
+        owner.to_owner.send(message).await.is_ok()
     }
 
     /// The ways to the present owner.

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use domain::{PollerId, TenantId};
 use store::{ApiKey, Audit, Outdated, StoreError, Tenant};
 
-use crate::bookkeeper::count_store_error;
+use crate::cluster::ownership::{give, new_pollers};
+use crate::firing::messages::Gained;
 use crate::known_tenants::pollers_of;
-use crate::owner::Gained;
+use crate::metrics::count_store_error;
 use crate::shared::Shared;
-use crate::supervisor::{give, new_pollers};
 
 /// The tenants of a scheduler's store, as a cheap handle.
 #[derive(Clone)]

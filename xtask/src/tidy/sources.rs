@@ -11,10 +11,10 @@ const LONG: [(&str, &str); 0] = [];
 const PURE: [&str; 6] = [
     "crates/coordination/src/memory/tree/",
     "crates/domain/src/",
-    "crates/scheduler/src/dispatch",
-    "crates/scheduler/src/steady",
-    "crates/scheduler/src/wheel",
-    "crates/scheduler/src/window",
+    "crates/scheduler/src/firing/dispatch",
+    "crates/scheduler/src/firing/steady",
+    "crates/scheduler/src/firing/wheel",
+    "crates/scheduler/src/firing/window",
 ];
 
 const IMPURE: [&str; 16] = [
@@ -137,11 +137,11 @@ mod tests {
 
     #[test]
     fn a_clock_in_a_pure_file_is_found_and_one_in_a_comment_or_another_file_is_not() {
-        let pure = "crates/scheduler/src/wheel.rs";
+        let pure = "crates/scheduler/src/firing/wheel.rs";
         for word in IMPURE {
             assert_eq!(whats(pure, &format!("// {word}\n  {word}")), [2], "{word}");
         }
-        assert_eq!(whats("crates/scheduler/src/owner.rs", "tokio::select!"), [] as [usize; 0]);
+        assert_eq!(whats("crates/scheduler/src/firing/owner.rs", "tokio::select!"), [] as [usize; 0]);
         assert_eq!(whats("crates/domain/src/decide/tests.rs", "std::fs::read"), [] as [usize; 0]);
         assert_eq!(whats(pure, "operand::"), [] as [usize; 0]);
     }

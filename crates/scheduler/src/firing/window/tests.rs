@@ -1,11 +1,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
-use domain::{Incarnation, Revision, TargetKey, TenantId};
+use domain::{Incarnation, Revision, TargetKey, TenantId, Term};
 use proptest::prelude::*;
 use store::{DuePage, DueRead};
 
 use super::*;
-use crate::Options;
+use crate::options::Options;
 
 const POLLER: PollerId = PollerId { tenant: TenantId(1), generation: 0, number: 0 };
 const START: i64 = 1_000_000 * BUCKET_MILLIS;
@@ -20,8 +20,8 @@ fn key(number: u128, position: i64) -> DueKey {
     DueKey { position: at(position), occurrence, attempt: 1, target: TargetKey(1) }
 }
 
-fn tenure(term: u64) -> Tenure {
-    Tenure { term: Term(term), since: at(0) }
+fn shard_term(term: u64) -> ShardTerm {
+    ShardTerm { term: Term(term), since: at(0) }
 }
 
 /// The store's side: rows and nothing else.
@@ -52,7 +52,7 @@ impl Bench {
     fn new(keys_max: usize) -> Bench {
         let options = Options { window_keys_max: keys_max, ..Options::default() };
         let mut window = Window::new(&options, at(0));
-        window.add_poller(POLLER, tenure(1), Positions { closed: at(-1), done: at(-1) });
+        window.add_poller(POLLER, shard_term(1), Positions { closed: at(-1), done: at(-1) });
         Bench { window, rows: Rows::default() }
     }
 
@@ -367,7 +367,7 @@ proptest! {
                     let rows = std::mem::take(&mut bench.rows);
                     bench = Bench::new(100_000);
                     bench.window = Window::new(&Options::default(), at(now));
-                    bench.window.add_poller(POLLER, tenure(2), durable);
+                    bench.window.add_poller(POLLER, shard_term(2), durable);
                     bench.rows = rows;
                     // What has its outcome is recognised by its run's record, which is not the window's part.
                     bench.rows.0.retain(|row| !settled.contains(&row.occurrence.incarnation.0));
@@ -406,7 +406,7 @@ const OTHER: PollerId = PollerId { number: 1, ..POLLER };
 #[test]
 fn of_a_shard_that_is_let_go_nothing_is_left_once_all_has_been_given_back() {
     let mut bench = Bench::new(10_000);
-    bench.window.add_poller(OTHER, tenure(1), Positions { closed: at(-1), done: at(-1) });
+    bench.window.add_poller(OTHER, shard_term(1), Positions { closed: at(-1), done: at(-1) });
     bench.read_ahead(0);
     for number in 1..=4 {
         bench.arrive(key(number, 100 * i64::try_from(number).unwrap()));
@@ -415,12 +415,12 @@ fn of_a_shard_that_is_let_go_nothing_is_left_once_all_has_been_given_back() {
     let expired = bench.expire(200);
     assert_eq!(bench.numbers(&expired), [1, 5, 2]);
     let [queued, stays, in_flight] = expired[..] else { unreachable!("three expired") };
-    bench.window.let_go(&BTreeSet::from([POLLER.shard()]));
+    bench.window.release(&BTreeSet::from([POLLER.shard()]));
     assert!(bench.window.is_gone(queued) && bench.window.is_gone(in_flight) && !bench.window.is_gone(stays));
     assert!(!bench.window.arrived(&Arrival { poller: POLLER, key: key(6, 300) }));
 
     // The same rows are read by the one who has the shard next, be it this one again.
-    bench.window.add_poller(POLLER, tenure(2), Positions { closed: at(-1), done: at(-1) });
+    bench.window.add_poller(POLLER, shard_term(2), Positions { closed: at(-1), done: at(-1) });
     bench.read_ahead(200);
     let again = bench.expire(250);
     assert_eq!(bench.numbers(&again), [1, 2]);
@@ -438,7 +438,7 @@ fn reads_and_positions_of_a_poller_that_is_gone_come_to_nothing() {
     let mut bench = Bench::new(10_000);
     bench.insert(key(1, 300));
     let reads = bench.window.plan_reads(at(0), |_| usize::MAX);
-    bench.window.let_go(&BTreeSet::from([POLLER.shard()]));
+    bench.window.release(&BTreeSet::from([POLLER.shard()]));
     for (index, read) in reads {
         let page = bench.rows.page(read);
         assert_eq!(page.keys.len(), 1);

@@ -1,4 +1,4 @@
-//! From a key that has its turn to an attempt that is booked.
+//! From a key that has its turn to an attempt that is done.
 //!
 //! One task takes a handful of keys, reads their schedules in one call, and makes their attempts side by side. What a
 //! tenant's data can do to it ends here: a panic is a failed attempt, a row that cannot be read is put off.
@@ -21,12 +21,13 @@ use store::{Change, OwnerWrite, StoreError};
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
-use crate::bookkeeper::{Booking, Then, ToBook, count_store_error};
+use crate::cluster::shards::ShardTerm;
 use crate::deliver::{Delivered, Delivery};
-use crate::dispatch::{Lane, TargetSays};
-use crate::metrics::{AttemptLabels, Outcome, Reason};
-use crate::owner::{Context, Ended, Event, HowEnded};
-use crate::window::{EntryId, Tenure};
+use crate::firing::context::Context;
+use crate::firing::dispatch::{Lane, TargetSays};
+use crate::firing::messages::{Ended, HowEnded, PendingWrite, Then, ToOwner, ToWriter};
+use crate::firing::window::EntryId;
+use crate::metrics::{AttemptLabels, OutcomeLabels, Reason, count_store_error};
 
 /// How far ahead of this owner's clock an earlier owner's may have been: what is due so soon after the shards were taken
 /// may have been fired before.
@@ -41,7 +42,7 @@ pub(crate) struct Starting {
     pub(crate) lane: Lane,
     pub(crate) key: DueKey,
     pub(crate) poller: PollerId,
-    pub(crate) tenure: Tenure,
+    pub(crate) shard_term: ShardTerm,
     /// When the right to start it ends, as it was before its schedule is looked for.
     pub(crate) deadline: Monotonic,
     /// The key's position was closed before its schedule is looked for.
@@ -53,12 +54,12 @@ impl Starting {
         Ended { lane: self.lane, entry: self.entry, how, says: None }
     }
 
-    fn booking(&self, change: Change, then: Then) -> Booking {
-        Booking { write: OwnerWrite { term: self.tenure.term, poller: self.poller, change }, then }
+    fn pending_write(&self, change: Change, then: Then) -> PendingWrite {
+        PendingWrite { write: OwnerWrite { term: self.shard_term.term, poller: self.poller, change }, then }
     }
 }
 
-/// Starts all of `batch` and sees each to its booking.
+/// Starts all of `batch` and sees each to its pending_write.
 pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
     let schedules = load(&context, &batch).await;
     let runs = find_runs(&context, &batch, &schedules).await;
@@ -86,7 +87,7 @@ pub(crate) async fn start(context: Arc<Context>, batch: Vec<Starting>) {
         while let Some(Some(one)) = attempts.next().now_or_never() {
             ended.push(one);
         }
-        if !ended.is_empty() && context.events.send(Event::Ended(std::mem::take(&mut ended))).await.is_err() {
+        if !ended.is_empty() && context.to_owner.send(ToOwner::Ended(std::mem::take(&mut ended))).await.is_err() {
             return; // The owner is gone; its successor starts what has no outcome.
         }
         match attempts.next().await {
@@ -139,7 +140,7 @@ async fn find_runs(
     let may_have_record = |starting: &Starting, schedule: &Loaded| {
         let DueKey { position, occurrence, attempt, .. } = starting.key;
         let is_next = matches!(schedule, Ok(Some(schedule)) if schedule.next == Some(occurrence.nominal));
-        attempt > 1 || occurrence.replay > 0 || !is_next || position <= starting.tenure.since + CLOCK_AHEAD_MAX
+        attempt > 1 || occurrence.replay > 0 || !is_next || position <= starting.shard_term.since + CLOCK_AHEAD_MAX
     };
     let asked: Vec<Occurrence> = (batch.iter().zip(schedules))
         .filter(|(starting, schedule)| may_have_record(starting, schedule))
@@ -169,7 +170,7 @@ async fn start_one(context: &Context, starting: Starting, schedule: Option<Arc<S
                 duration: Duration::ZERO,
                 result: AttemptResult::Panicked,
             };
-            book_attempt(context, starting, &schedule, run, attempt, None).await
+            write_attempt(context, starting, &schedule, run, attempt, None).await
         }
     }
 }
@@ -206,9 +207,9 @@ async fn start_known(
         Start::Skip { missed, latest } => {
             count_outcome(context, missed.state);
             let change = Change::Run { run: missed, then: None, ends: false };
-            book(context, starting.booking(change, Then::Nothing)).await;
+            write(context, starting.pending_write(change, Then::Nothing)).await;
             advance_to(context, starting, &schedule, latest, Then::Resolve(starting.entry)).await;
-            starting.ended(HowEnded::Booking)
+            starting.ended(HowEnded::Writing)
         }
         Start::Drop(_) => starting.ended(HowEnded::Dropped),
         Start::Cancel => {
@@ -220,8 +221,8 @@ async fn start_known(
             };
             count_outcome(context, run.state);
             let change = Change::Run { run, then: None, ends: false };
-            book(context, starting.booking(change, Then::Resolve(starting.entry))).await;
-            starting.ended(HowEnded::Booking)
+            write(context, starting.pending_write(change, Then::Resolve(starting.entry))).await;
+            starting.ended(HowEnded::Writing)
         }
         Start::Unreadable { error, defer: _ } => {
             tracing::error!(schedule = %schedule.id, %error, "a schedule's stored text is not understood; it is put off");
@@ -235,19 +236,19 @@ async fn has_outcome(context: &Context, starting: Starting, schedule: &Schedule,
     let is_one_shot = matches!(schedule.spec.when, When::At(_));
     let Occurrence { incarnation, revision, replay, .. } = run.occurrence;
     if run.state.is_final() && is_one_shot && replay == 0 && schedule.status == Status::Active {
-        book(context, starting.booking(Change::End { incarnation, revision }, Then::Nothing)).await;
+        write(context, starting.pending_write(Change::End { incarnation, revision }, Then::Nothing)).await;
     }
     let next = after_outcome(schedule, run, starting.key.target, context.runtime.now());
     if let Some(due) = next.filter(|_| starting.key.attempt == 1) {
         advance_to(context, starting, schedule, due, Then::Resolve(starting.entry)).await;
-        return starting.ended(HowEnded::Booking);
+        return starting.ended(HowEnded::Writing);
     }
     starting.ended(HowEnded::Dropped)
 }
 
 async fn advance_to(context: &Context, starting: Starting, schedule: &Schedule, due: DueKey, then: Then) {
     let Schedule { incarnation, revision, .. } = *schedule;
-    book(context, starting.booking(Change::Advance { incarnation, revision, due }, then)).await;
+    write(context, starting.pending_write(Change::Advance { incarnation, revision, due }, then)).await;
 }
 
 /// Of a target of its own, as the spans of requests are; its fields' names are known to who exports spans.
@@ -266,7 +267,7 @@ fn fire_span(schedule: &Schedule, key: &DueKey) -> Span {
 
 async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, run: Option<&Run>) -> Ended {
     let key = starting.key;
-    // Looked at again: the clock may have gone back while the next row was booked.
+    // Looked at again: the clock may have gone back while the next row was done.
     let started_at = context.runtime.now();
     if started_at < key.occurrence.nominal {
         return starting.ended(HowEnded::NotYet);
@@ -282,15 +283,15 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
     };
     let Target::Http(target) = &schedule.spec.target;
     let until = started_at + target.timeout + OUTCOME_TIME;
-    if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, starting.tenure.term, until) {
-        return starting.ended(HowEnded::LetGo);
+    if began >= starting.deadline || !context.in_flight.begin(&key.occurrence, starting.shard_term.term, until) {
+        return starting.ended(HowEnded::Released);
     }
     let delivery = Delivery {
         tenant,
         schedule: schedule.clone(),
         occurrence: key.occurrence,
         attempt: key.attempt,
-        term: starting.tenure.term,
+        term: starting.shard_term.term,
         started_at,
         deadline: starting.deadline,
     };
@@ -300,15 +301,15 @@ async fn fire(context: &Context, starting: Starting, schedule: Arc<Schedule>, ru
         tracing::error!(run = %key.occurrence.run_id(), "an attempt panicked; it counts as failed");
         Some(Delivered { result: AttemptResult::Panicked, retry_after: None })
     });
-    let Some(delivered) = delivered else { return starting.ended(HowEnded::LetGo) };
+    let Some(delivered) = delivered else { return starting.ended(HowEnded::Released) };
     Span::current().record("result", AttemptLabels::of(&delivered.result).result());
     let duration = context.runtime.monotonic().since(began);
     context.metrics.callback_duration_seconds.observe(duration.as_secs_f64());
     let attempt = Attempt { number: key.attempt, started_at, duration, result: delivered.result };
-    book_attempt(context, starting, &schedule, run, attempt, delivered.retry_after).await
+    write_attempt(context, starting, &schedule, run, attempt, delivered.retry_after).await
 }
 
-async fn book_attempt(
+async fn write_attempt(
     context: &Context,
     starting: Starting,
     schedule: &Schedule,
@@ -329,8 +330,8 @@ async fn book_attempt(
     attempts.push(attempt);
     let run = Run { tenant: schedule.tenant, occurrence: key.occurrence, state: outcome.state, attempts };
     let change = Change::Run { run, then: outcome.then, ends: outcome.ends };
-    book(context, starting.booking(change, Then::Resolve(starting.entry))).await;
-    Ended { says: Some(says), ..starting.ended(HowEnded::Booking) }
+    write(context, starting.pending_write(change, Then::Resolve(starting.entry))).await;
+    Ended { says: Some(says), ..starting.ended(HowEnded::Writing) }
 }
 
 /// Whether the target is there, by what it answered.
@@ -366,12 +367,12 @@ fn count_outcome(context: &Context, state: RunState) {
         }
         RunState::Cancelled => ("cancelled", 1),
     };
-    metrics.occurrences.get_or_create(&Outcome { outcome }).inc_by(count);
+    metrics.occurrences.get_or_create(&OutcomeLabels { outcome }).inc_by(count);
 }
 
-async fn book(context: &Context, booking: Booking) {
-    // The bookkeeper outlives every task of its owner, unless the process ends.
-    let _process_ends = context.bookings.send(ToBook::Booking(booking)).await;
+async fn write(context: &Context, pending_write: PendingWrite) {
+    // The outcome writer outlives every task of its owner, unless the process ends.
+    let _process_ends = context.to_writer.send(ToWriter::Write(pending_write)).await;
 }
 
 #[cfg(test)]

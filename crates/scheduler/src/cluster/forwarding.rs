@@ -11,21 +11,21 @@ use store::{Mark, StoreError, Tenant};
 use tokio::sync::oneshot;
 
 use crate::changes::{Changes, Undone, home};
-use crate::cluster::Cluster;
-use crate::owner::Event;
-use crate::peers::{Ask, Named, Outcome, PeerError, Reply};
-use crate::service::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
+use crate::cluster::assignment::Cluster;
+use crate::cluster::peers::{Ask, Named, Outcome, PeerError, Reply};
+use crate::firing::messages::ToOwner;
+use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 use crate::shared::Shared;
 use crate::tenants::Tenants;
 
 /// How long a request waits for its shard to have an owner that answers. Shards that are handed over are without one
 /// for some milliseconds; those of a dead member for the rest of its lease, which nobody waits for here.
-const PATIENCE: Duration = Duration::from_secs(2);
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY_WAIT: Duration = Duration::from_millis(25);
 /// How long it is tried to tell an outcome to the next owner; after that it makes the attempt again.
-const OUTCOME_PATIENCE: Duration = Duration::from_secs(10);
+const OUTCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(crate) struct Router {
+pub(crate) struct Forwarder {
     shared: Arc<Shared>,
     changes: Changes,
     cluster: Option<Arc<Cluster>>,
@@ -35,9 +35,9 @@ pub(crate) struct Router {
 
 type Created = Result<Arc<Schedule>, CreateRefusal>;
 
-impl Router {
+impl Forwarder {
     pub(crate) fn new(shared: Arc<Shared>, changes: Changes, cluster: Option<Arc<Cluster>>) -> Self {
-        Router { shared, changes, cluster, nudging: Arc::default() }
+        Forwarder { shared, changes, cluster, nudging: Arc::default() }
     }
 
     pub(crate) fn is_member(&self, id: MemberId) -> bool {
@@ -199,12 +199,12 @@ impl Router {
 
     async fn at_member(&self, cluster: &Cluster, shard: ShardId, ask: Ask) -> Result<Reply, StoreError> {
         let runtime = &self.shared.runtime;
-        let patience = runtime.monotonic() + PATIENCE;
+        let patience = runtime.monotonic() + FORWARD_TIMEOUT;
         loop {
             let reply = if self.shared.owns(shard) {
                 self.answer(ask.clone()).await
             } else if let Some(owner) = cluster.holder(shard) {
-                let asked = runtime.timeout(PATIENCE, cluster.peers.ask(&owner, ask.clone())).await;
+                let asked = runtime.timeout(FORWARD_TIMEOUT, cluster.peers.ask(&owner, ask.clone())).await;
                 match asked {
                     Some(Ok(reply)) => reply,
                     Some(Err(error @ PeerError::Unreachable { .. })) => {
@@ -260,7 +260,7 @@ impl Router {
             }
             Ask::Redrive { tenant, of } => Reply::Redriven(self.changes.redrive(tenant, of).await?),
             Ask::LetGo { member, shards } => match &self.cluster {
-                Some(cluster) => match cluster.asked_to_let_go(member, &shards).await {
+                Some(cluster) => match cluster.release_for(member, &shards).await {
                     Ok(free) => Reply::LetGo(free),
                     Err(error) => return Err(StoreError::Unavailable(error.to_string()).into()),
                 },
@@ -277,11 +277,11 @@ impl Router {
     async fn hear_outcome(&self, outcome: Outcome) -> Reply {
         // A shard that is on its way here is given to the owner first, with what it has to wait for.
         let _moved = self.shared.moving.lock().await;
-        if self.shared.shards.tenure(outcome.poller.shard()).is_none() {
+        if self.shared.shards.shard_term(outcome.poller.shard()).is_none() {
             return Reply::NotOwned;
         }
         let (tell, told) = oneshot::channel();
-        self.shared.send(Event::Outcome(outcome, tell)).await;
+        self.shared.send(ToOwner::Outcome(outcome, tell)).await;
         let _nobody_waited = told.await;
         Reply::Heard
     }
@@ -296,7 +296,7 @@ impl Router {
             );
             return;
         }
-        let told = self.shared.runtime.timeout(OUTCOME_PATIENCE, async {
+        let told = self.shared.runtime.timeout(OUTCOME_TIMEOUT, async {
             while self.at_owner(shard, Ask::Outcome(outcome.clone())).await.is_err() {
                 self.shared.runtime.sleep(RETRY_WAIT).await;
                 // What was known when this member let go, or left, tells of the owner before.
@@ -323,7 +323,7 @@ impl Router {
             let asking = cluster.peers.ask(&owner, Ask::Nudge);
             let (nudging, runtime) = (self.nudging.clone(), self.shared.runtime.clone());
             drop(self.shared.runtime.spawn("nudge", async move {
-                let _may_be_gone = runtime.timeout(PATIENCE, asking).await;
+                let _may_be_gone = runtime.timeout(FORWARD_TIMEOUT, asking).await;
                 nudging.lock().expect("no holder of this lock panics").remove(&id);
             }));
         }

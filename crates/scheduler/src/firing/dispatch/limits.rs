@@ -6,6 +6,8 @@ use domain::quota::{Rate, TokenBucket};
 use domain::{Quota, Quotas};
 use runtime::Monotonic;
 
+use crate::options::Options;
+
 /// However slow a tenant's rate is, so many of its keys are known ahead.
 const AHEAD_MIN: usize = 64;
 
@@ -22,13 +24,13 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Of a tenant without limits of its own.
-    pub(crate) fn of_service(options: &crate::Options) -> Self {
+    pub(crate) fn of_service(options: &Options) -> Self {
         Limits::of(&Quotas::NONE, options, 1, 1)
     }
 
     /// Of a tenant of whose `all` pollers `owned` are owned here: its keys are spread over its pollers evenly, so this
     /// member takes as large a part of its rates, and of what may be in flight, rounded up.
-    pub(crate) fn of(quotas: &Quotas, options: &crate::Options, owned: u32, all: u32) -> Self {
+    pub(crate) fn of(quotas: &Quotas, options: &Options, owned: u32, all: u32) -> Self {
         let part =
             |number: u32| usize::try_from((u64::from(number) * u64::from(owned)).div_ceil(u64::from(all.max(1))));
         let at_once = |quota: Quota, service: usize| {

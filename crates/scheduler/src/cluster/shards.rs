@@ -4,15 +4,21 @@ use std::collections::BTreeSet;
 use std::sync::RwLock;
 
 use domain::id::SHARDS;
-use domain::{ShardId, Term};
+use domain::{ShardId, Term, Timestamp};
 use store::StoreError;
 use tokio::sync::{RwLock as Gate, RwLockReadGuard};
 
-use crate::window::Tenure;
+/// Under what a shard is owned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ShardTerm {
+    pub(crate) term: Term,
+    /// When it began: a row due before may have been fired by an earlier owner.
+    pub(crate) since: Timestamp,
+}
 
 pub(crate) struct Shards {
     /// By shard.
-    tenures: RwLock<Vec<Option<Tenure>>>,
+    shard_terms: RwLock<Vec<Option<ShardTerm>>>,
     /// By shard: held for reading by what must end before the shard is let go of.
     gates: Vec<Gate<()>>,
 }
@@ -31,35 +37,35 @@ impl From<NotOwned> for StoreError {
 impl Shards {
     pub(crate) fn none() -> Self {
         Shards {
-            tenures: RwLock::new(vec![None; usize::from(SHARDS)]),
+            shard_terms: RwLock::new(vec![None; usize::from(SHARDS)]),
             gates: (0..SHARDS).map(|_| Gate::new(())).collect(),
         }
     }
 
-    pub(crate) fn tenure(&self, shard: ShardId) -> Option<Tenure> {
-        self.tenures.read().expect("no holder of this lock panics")[usize::from(shard.0)]
+    pub(crate) fn shard_term(&self, shard: ShardId) -> Option<ShardTerm> {
+        self.shard_terms.read().expect("no holder of this lock panics")[usize::from(shard.0)]
     }
 
     pub(crate) fn term(&self, shard: ShardId) -> Result<Term, NotOwned> {
-        self.tenure(shard).map(|tenure| tenure.term).ok_or(NotOwned(shard))
+        self.shard_term(shard).map(|shard_term| shard_term.term).ok_or(NotOwned(shard))
     }
 
     pub(crate) fn owned(&self) -> Vec<ShardId> {
-        let tenures = self.tenures.read().expect("no holder of this lock panics");
-        (0..SHARDS).map(ShardId).filter(|shard| tenures[usize::from(shard.0)].is_some()).collect()
+        let shard_terms = self.shard_terms.read().expect("no holder of this lock panics");
+        (0..SHARDS).map(ShardId).filter(|shard| shard_terms[usize::from(shard.0)].is_some()).collect()
     }
 
-    pub(crate) fn gain(&self, gained: impl IntoIterator<Item = (ShardId, Tenure)>) {
-        let mut tenures = self.tenures.write().expect("no holder of this lock panics");
-        for (shard, tenure) in gained {
-            tenures[usize::from(shard.0)] = Some(tenure);
+    pub(crate) fn gain(&self, gained: impl IntoIterator<Item = (ShardId, ShardTerm)>) {
+        let mut shard_terms = self.shard_terms.write().expect("no holder of this lock panics");
+        for (shard, shard_term) in gained {
+            shard_terms[usize::from(shard.0)] = Some(shard_term);
         }
     }
 
     /// From here on none of these is owned; their terms until now.
-    pub(crate) fn let_go(&self, shards: &BTreeSet<ShardId>) -> Vec<(ShardId, Term)> {
-        let mut tenures = self.tenures.write().expect("no holder of this lock panics");
-        let mut take = |shard: &ShardId| Some((*shard, tenures[usize::from(shard.0)].take()?.term));
+    pub(crate) fn release(&self, shards: &BTreeSet<ShardId>) -> Vec<(ShardId, Term)> {
+        let mut shard_terms = self.shard_terms.write().expect("no holder of this lock panics");
+        let mut take = |shard: &ShardId| Some((*shard, shard_terms[usize::from(shard.0)].take()?.term));
         shards.iter().filter_map(&mut take).collect()
     }
 

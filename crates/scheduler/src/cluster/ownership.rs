@@ -1,35 +1,20 @@
-//! Keeps an owner running: gives it shards and takes them away, and starts another if it panics.
+//! How this member gains shards, hands them over, and loses them.
 //!
-//! A shard is *taken* ([`take`]): the store mints a term, the cancel marks that wait are obeyed, and what the owner
-//! before told is read. Only then is it *gained*, and fires. It is *let go of* ([`let_go`]) in the order of DESIGN's
-//! hand-over: nothing starts any more, what is booked is durable, what is in flight is handed over.
+//! A shard is *taken* ([`take`]): the store mints a term, the cancellation records that wait are applied, and the attempts
+//! that the owner before has in flight are read. Only then is it *gained*, and fires. It is *handed over* ([`hand_over`])
+//! in this order: nothing starts any more, what is written is durable, what is in flight is handed over.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{PollerId, ShardId, Term, Timestamp};
-use futures_util::FutureExt;
 use store::{Change, Cursor, HandOver, HandedOver, OwnerWrite, StoreError, WriteRefusal};
-use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::oneshot;
 
-use crate::bookkeeper::{Bookkeeper, ToBook, count_store_error};
-use crate::owner::{Context, Event, Gained, Owner};
-use crate::shards::NotOwned;
-use crate::shared::{OwnerHandle, Shared};
-use crate::tenants::Tenants;
-use crate::window::Tenure;
-
-/// Bounds of the queues between the owner and its tasks; what fills them is bounded by the attempts in flight.
-const BOOKINGS_MAX: usize = 8_192;
-const EVENTS_MAX: usize = 8_192;
-/// How often the cancel marks are looked at that no call has obeyed.
-const MARKS_PERIOD: Duration = Duration::from_secs(1);
-const TENANTS_PERIOD: Duration = Duration::from_secs(2);
-const RETRY_WAIT: Duration = Duration::from_millis(200);
+use crate::cluster::shards::{NotOwned, ShardTerm};
+use crate::firing::messages::{Gained, ToOwner, ToWriter};
+use crate::shared::Shared;
 
 /// Takes these shards and obeys the marks that wait there: only then may anything of them fire.
 ///
@@ -38,15 +23,16 @@ const RETRY_WAIT: Duration = Duration::from_millis(200);
 pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, StoreError> {
     let since = shared.runtime.now();
     let terms = shared.store.take(shards.to_vec()).await?;
-    let tenures: BTreeMap<ShardId, Tenure> =
-        shards.iter().copied().zip(terms.into_iter().map(|term| Tenure { term, since })).collect();
-    obey_marks(shared, shards.into(), Cursor::default(), |shard| Ok(tenures[&shard])).await?;
+    let shard_terms: BTreeMap<ShardId, ShardTerm> =
+        shards.iter().copied().zip(terms.into_iter().map(|term| ShardTerm { term, since })).collect();
+    apply_cancellations(shared, shards.into(), Cursor::default(), |shard| Ok(shard_terms[&shard])).await?;
     let held = handed_over(shared, shards).await?;
-    let pollers = shared.tenants.pollers().into_iter().filter(|poller| tenures.contains_key(&poller.shard())).collect();
-    let pollers = with_positions(shared, pollers, |shard| tenures[&shard]).await?;
+    let pollers =
+        shared.tenants.pollers().into_iter().filter(|poller| shard_terms.contains_key(&poller.shard())).collect();
+    let pollers = with_positions(shared, pollers, |shard| shard_terms[&shard]).await?;
     // A mark that came since may lie behind what was obeyed for the other shards.
-    let mut obeyed = shared.marks.lock().await;
-    shared.shards.gain(tenures);
+    let mut obeyed = shared.cancellations.lock().await;
+    shared.shards.gain(shard_terms);
     *obeyed = Cursor::default();
     Ok(Gained { shards: shards.to_vec(), pollers, held })
 }
@@ -54,10 +40,10 @@ pub(crate) async fn take(shared: &Shared, shards: &[ShardId]) -> Result<Gained, 
 async fn with_positions(
     shared: &Shared,
     pollers: Vec<PollerId>,
-    tenure: impl Fn(ShardId) -> Tenure,
-) -> Result<Vec<(PollerId, Tenure, store::Positions)>, StoreError> {
+    shard_term: impl Fn(ShardId) -> ShardTerm,
+) -> Result<Vec<(PollerId, ShardTerm, store::Positions)>, StoreError> {
     let positions = shared.store.positions(pollers.clone()).await?;
-    let with = |(poller, positions): (PollerId, _)| (poller, tenure(poller.shard()), positions);
+    let with = |(poller, positions): (PollerId, _)| (poller, shard_term(poller.shard()), positions);
     Ok(pollers.into_iter().zip(positions).map(with).collect())
 }
 
@@ -66,14 +52,14 @@ pub(crate) async fn new_pollers(
     shared: &Shared,
     pollers: impl IntoIterator<Item = PollerId>,
     known: &BTreeSet<PollerId>,
-) -> Result<Vec<(PollerId, Tenure, store::Positions)>, StoreError> {
+) -> Result<Vec<(PollerId, ShardTerm, store::Positions)>, StoreError> {
     let new = pollers.into_iter().filter(|poller| !known.contains(poller));
-    let owned: Vec<PollerId> = new.filter(|poller| shared.shards.tenure(poller.shard()).is_some()).collect();
+    let owned: Vec<PollerId> = new.filter(|poller| shared.shards.shard_term(poller.shard()).is_some()).collect();
     if owned.is_empty() {
         return Ok(Vec::new());
     }
-    let tenure = |shard| shared.shards.tenure(shard).expect("shards move only under the lock that is held");
-    with_positions(shared, owned, tenure).await
+    let shard_term = |shard| shared.shards.shard_term(shard).expect("shards move only under the lock that is held");
+    with_positions(shared, owned, shard_term).await
 }
 
 /// The attempts that the owners before have in flight still: those without an outcome.
@@ -116,8 +102,8 @@ pub(crate) async fn give(shared: &Shared, gained: Gained) {
     let Some(owner) = shared.owner() else { return };
     let closed: Vec<(PollerId, Timestamp)> =
         gained.pollers.iter().map(|(poller, _, positions)| (*poller, positions.closed)).collect();
-    let _bookkeeper_is_gone = owner.bookings.send(ToBook::Gained(closed)).await;
-    let _owner_is_gone = owner.events.send(Event::Gained(gained)).await;
+    let _writer_is_gone = owner.to_writer.send(ToWriter::Gained(closed)).await;
+    let _owner_is_gone = owner.to_owner.send(ToOwner::Gained(gained)).await;
 }
 
 /// Stops firing what is due in these shards, and hands over what is in flight. Once it returns, nothing of theirs
@@ -125,9 +111,9 @@ pub(crate) async fn give(shared: &Shared, gained: Gained) {
 ///
 /// # Errors
 /// If the store fails: the next owner is not told what is in flight, and may make those attempts again.
-pub(crate) async fn let_go(shared: &Shared, shards: &BTreeSet<ShardId>) -> Result<(), StoreError> {
+pub(crate) async fn hand_over(shared: &Shared, shards: &BTreeSet<ShardId>) -> Result<(), StoreError> {
     let _moving = shared.moving.lock().await;
-    let terms = shared.shards.let_go(shards);
+    let terms = shared.shards.release(shards);
     if terms.is_empty() {
         return Ok(());
     }
@@ -151,24 +137,24 @@ pub(crate) async fn let_go(shared: &Shared, shards: &BTreeSet<ShardId>) -> Resul
 async fn stop_starting(shared: &Shared, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
     let Some(owner) = shared.owner() else { return Vec::new() };
     let (tell, begun) = oneshot::channel();
-    let asked = owner.events.send(Event::LetGo(shards.clone(), tell)).await.is_ok();
+    let asked = owner.to_owner.send(ToOwner::Release(shards.clone(), tell)).await.is_ok();
     // An owner that panicked holds nothing; what it had in flight may be made again.
     let begun = if asked { begun.await.unwrap_or_default() } else { Vec::new() };
     let (tell, flushed) = oneshot::channel();
-    if owner.bookings.send(ToBook::Flush(tell)).await.is_ok() {
+    if owner.to_writer.send(ToWriter::Flush(tell)).await.is_ok() {
         let _flushed_or_gone = flushed.await;
     }
     begun
 }
 
-/// As [`let_go`], of shards that are lost: there is nobody to hand over to.
+/// As [`hand_over`], of shards that are lost: there is nobody to hand over to.
 pub(crate) async fn lose(shared: &Shared, shards: &BTreeSet<ShardId>) {
     let _moving = shared.moving.lock().await;
-    let lost = shared.shards.let_go(shards);
+    let lost = shared.shards.release(shards);
     if !lost.is_empty() {
         shared.moved("lost", lost.len());
         let (tell, _begun) = oneshot::channel();
-        shared.send(Event::LetGo(shards.clone(), tell)).await;
+        shared.send(ToOwner::Release(shards.clone(), tell)).await;
     }
 }
 
@@ -177,19 +163,19 @@ pub(crate) async fn lose_superseded(shared: &Shared, shard: ShardId, term: Term)
     let _moving = shared.moving.lock().await;
     if shared.shards.term(shard) == Ok(term) {
         let lost = BTreeSet::from([shard]);
-        shared.shards.let_go(&lost);
+        shared.shards.release(&lost);
         shared.moved("lost", lost.len());
         let (tell, _begun) = oneshot::channel();
-        shared.send(Event::LetGo(lost, tell)).await;
+        shared.send(ToOwner::Release(lost, tell)).await;
     }
 }
 
 /// Cancels what marks name that the engine has not cancelled itself, and says where they end.
-async fn obey_marks(
+async fn apply_cancellations(
     shared: &Shared,
     shards: Arc<[ShardId]>,
     cursor: Cursor,
-    tenure: impl Fn(ShardId) -> Result<Tenure, NotOwned>,
+    shard_term: impl Fn(ShardId) -> Result<ShardTerm, NotOwned>,
 ) -> Result<Cursor, StoreError> {
     let mut cursor = cursor;
     loop {
@@ -202,7 +188,7 @@ async fn obey_marks(
         let mut writes = Vec::with_capacity(schedules.len());
         for schedule in schedules.into_iter().flatten() {
             let poller = schedule.poller;
-            let term = tenure(poller.shard())?.term;
+            let term = shard_term(poller.shard())?.term;
             writes.push(OwnerWrite { term, poller, change: Change::Cancel(schedule.incarnation) });
         }
         // What is not found is cancelled already; a mark that another owner must obey is not passed over.
@@ -224,114 +210,13 @@ async fn obey_marks(
 ///
 /// # Errors
 /// If the store fails, or a shard is let go of meanwhile: some are not obeyed then.
-pub(crate) async fn obey_all_marks(shared: &Shared) -> Result<(), StoreError> {
-    let mut cursor = shared.marks.lock().await;
+pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), StoreError> {
+    let mut cursor = shared.cancellations.lock().await;
     let shards: Arc<[ShardId]> = shared.shards.owned().into();
     if shards.is_empty() {
         return Ok(());
     }
-    let tenure = |shard| shared.shards.tenure(shard).ok_or(NotOwned(shard));
-    *cursor = obey_marks(shared, shards, *cursor, tenure).await?;
+    let shard_term = |shard| shared.shards.shard_term(shard).ok_or(NotOwned(shard));
+    *cursor = apply_cancellations(shared, shards, *cursor, shard_term).await?;
     Ok(())
-}
-
-async fn watch_marks(shared: Arc<Shared>) {
-    loop {
-        shared.runtime.sleep(MARKS_PERIOD).await;
-        if let Err(error) = obey_all_marks(&shared).await {
-            count_store_error(&shared.metrics, "marks", &error);
-        }
-    }
-}
-
-/// Reads the tenants again from time to time: another member may have changed them.
-async fn watch_tenants(shared: Arc<Shared>) {
-    loop {
-        shared.runtime.sleep(TENANTS_PERIOD).await;
-        if let Err(error) = Tenants::new(shared.clone()).refresh().await {
-            count_store_error(&shared.metrics, "tenants", &error);
-        }
-    }
-}
-
-/// Serves until `stop`, at first what was taken already. An owner that panics is followed by another, under new terms.
-pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: CancellationToken) {
-    let mut taken = Some(taken);
-    loop {
-        let serving = serve(shared.clone(), taken.take(), stop.clone());
-        if AssertUnwindSafe(serving).catch_unwind().await.is_ok() {
-            return;
-        }
-        shared.metrics.panics.inc();
-        tracing::error!("the owner panicked; another takes its shards");
-    }
-}
-
-/// Under new terms, all that is owned.
-async fn regain(shared: &Shared) -> Gained {
-    loop {
-        let owned = shared.shards.owned();
-        match take(shared, &owned).await {
-            Ok(gained) => return gained,
-            Err(error) => count_store_error(&shared.metrics, "take", &error),
-        }
-        shared.runtime.sleep(RETRY_WAIT).await;
-    }
-}
-
-/// With the pollers of tenants that came to be known since this was taken, before there was an owner to be told.
-async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
-    let known = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
-    loop {
-        match new_pollers(shared, shared.tenants.pollers(), &known).await {
-            Ok(pollers) => {
-                taken.pollers.extend(pollers);
-                return taken;
-            }
-            Err(error) => count_store_error(&shared.metrics, "positions", &error),
-        }
-        shared.runtime.sleep(RETRY_WAIT).await;
-    }
-}
-
-async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationToken) {
-    let moving = shared.moving.lock().await;
-    let (bookings, to_book) = mpsc::channel(BOOKINGS_MAX);
-    let (events, to_owner) = mpsc::channel(EVENTS_MAX);
-    let bookkeeper = Bookkeeper {
-        runtime: shared.runtime.clone(),
-        store: shared.store.clone(),
-        metrics: shared.metrics.clone(),
-        bookings: to_book,
-        events: events.clone(),
-        closed: BTreeMap::new(),
-    };
-    *shared.owner.lock().expect("no holder of this lock panics") =
-        Some(OwnerHandle { events: events.clone(), bookings: bookings.clone() });
-    // What the owner before had in flight may be made again.
-    shared.in_flight.clear();
-    let gained = match taken {
-        Some(taken) => with_new_pollers(&shared, taken).await,
-        None => regain(&shared).await,
-    };
-    give(&shared, gained).await;
-    drop(moving);
-    let context = Arc::new(Context {
-        runtime: shared.runtime.clone(),
-        store: shared.store.clone(),
-        deliver: shared.deliver.clone(),
-        metrics: shared.metrics.clone(),
-        in_flight: shared.in_flight.clone(),
-        tenants: shared.tenants.clone(),
-        lease: shared.lease.clone(),
-        bookings,
-        events,
-        news: shared.news.clone(),
-    });
-    let tasks = runtime::TaskSet::new(&shared.runtime);
-    tasks.spawn("bookkeeper", bookkeeper.run());
-    tasks.spawn("marks", watch_marks(shared.clone()));
-    tasks.spawn("tenants", watch_tenants(shared.clone()));
-    let options = shared.options.clone();
-    Owner::new(context, options, to_owner, shared.nudge.clone()).run(stop).await;
 }

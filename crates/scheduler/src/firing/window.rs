@@ -13,7 +13,7 @@
 //! it is resolved; `done` never passes an open key.
 //!
 //! Shards come and go. Of one that has gone nothing is left but the numbers of keys that others hold still: see
-//! [`Window::let_go`].
+//! [`Window::release`].
 
 mod closing;
 mod reading;
@@ -22,13 +22,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, BuildHasherDefault};
 use std::time::Duration;
 
-use domain::{DueKey, Occurrence, PollerId, ShardId, TenantId, Term, Timestamp};
+use domain::{DueKey, Occurrence, PollerId, ShardId, TenantId, Timestamp};
 use hashbrown::HashTable;
 use rustc_hash::FxHasher;
 use slab::Slab;
 use store::{Arrival, DueBound, Positions};
 
-use crate::wheel::Wheel;
+use crate::cluster::shards::ShardTerm;
+use crate::firing::wheel::Wheel;
+use crate::options::Options;
 
 /// The grain of closing: positions move over whole buckets of this many milliseconds.
 const BUCKET_MILLIS: i64 = 128;
@@ -88,18 +90,10 @@ enum State {
     Gone,
 }
 
-/// Under what a shard is owned.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Tenure {
-    pub(crate) term: Term,
-    /// When it began: a row due before may have been fired by an earlier owner.
-    pub(crate) since: Timestamp,
-}
-
 #[derive(Debug)]
 struct Poller {
     id: PollerId,
-    tenure: Tenure,
+    shard_term: ShardTerm,
     read_to: DueBound,
     /// The position of the first row after `read_to`, as far as is known.
     next: Option<Timestamp>,
@@ -147,7 +141,7 @@ fn instant_of(bound: DueBound) -> Timestamp {
 }
 
 impl Window {
-    pub(crate) fn new(options: &crate::Options, now: Timestamp) -> Self {
+    pub(crate) fn new(options: &Options, now: Timestamp) -> Self {
         Window {
             ahead: options.window_ahead,
             // A page for one tenant, and as much left over.
@@ -163,7 +157,7 @@ impl Window {
     }
 
     /// Begins to serve a poller, from its durable `done`.
-    pub(crate) fn add_poller(&mut self, id: PollerId, tenure: Tenure, positions: Positions) {
+    pub(crate) fn add_poller(&mut self, id: PollerId, shard_term: ShardTerm, positions: Positions) {
         assert!(positions.done <= positions.closed, "done is never past closed");
         let index = self.next_index;
         self.next_index = index.checked_add(1).expect("fewer than 2^32 pollers come and go");
@@ -171,7 +165,7 @@ impl Window {
         assert!(known.is_none(), "a poller is added once");
         let poller = Poller {
             id,
-            tenure,
+            shard_term,
             read_to: DueBound::Instant(positions.done),
             next: Some(positions.done),
             reading: None,
@@ -194,7 +188,7 @@ impl Window {
     /// Forgets the pollers of these shards and all their keys. Open keys are gone from here on ([`Window::is_gone`]), but
     /// keep their numbers, as they wait in the wheel, in a queue or for an outcome: what comes out of the wheel is freed
     /// here, everything else by whoever holds it, with [`Window::free`] or by settling it.
-    pub(crate) fn let_go(&mut self, shards: &BTreeSet<ShardId>) {
+    pub(crate) fn release(&mut self, shards: &BTreeSet<ShardId>) {
         let leaving = |poller: &Poller| shards.contains(&poller.id.shard());
         let left: BTreeMap<PollerIndex, TenantId> = (self.pollers.iter())
             .filter(|(_, poller)| leaving(poller))
@@ -208,7 +202,7 @@ impl Window {
             self.leave_index(id);
             let entry = &mut self.entries[id as usize];
             if entry.state != State::Gone {
-                release(&mut self.held, left[&entry.poller]);
+                uncount(&mut self.held, left[&entry.poller]);
             }
             match entry.state {
                 State::Open => entry.state = State::Gone,
@@ -237,14 +231,14 @@ impl Window {
         u32::try_from(self.by_id.range(first..=last).count()).unwrap_or(u32::MAX)
     }
 
-    pub(crate) fn poller(&self, index: PollerIndex) -> (PollerId, Tenure) {
+    pub(crate) fn poller(&self, index: PollerIndex) -> (PollerId, ShardTerm) {
         let poller = &self.pollers[&index];
-        (poller.id, poller.tenure)
+        (poller.id, poller.shard_term)
     }
 
     /// Under what a poller is served, if it is.
-    pub(crate) fn tenure(&self, id: PollerId) -> Option<Tenure> {
-        self.by_id.get(&id).map(|index| self.pollers[index].tenure)
+    pub(crate) fn shard_term(&self, id: PollerId) -> Option<ShardTerm> {
+        self.by_id.get(&id).map(|index| self.pollers[index].shard_term)
     }
 
     pub(crate) fn entry(&self, id: EntryId) -> &Entry {
@@ -304,7 +298,7 @@ impl Window {
             let known = &self.entries[*id as usize];
             earlier = if known.state == State::Open { Some(*id) } else { known.earlier };
             let is_news = match known.state {
-                // A retry's row may be read before it is told that its attempt is booked.
+                // A retry's row may be read before it is told that its attempt is done.
                 State::Open | State::Resolved => key.attempt > known.key.attempt,
                 State::Deferred { to } => key.position >= to,
                 State::Gone => unreachable!("what is gone is not in the index"),
@@ -441,7 +435,7 @@ impl Window {
     fn forget(&mut self, id: EntryId) {
         self.leave_index(id);
         let entry = self.entries.remove(id as usize);
-        release(&mut self.held, self.pollers[&entry.poller].id.tenant);
+        uncount(&mut self.held, self.pollers[&entry.poller].id.tenant);
     }
 
     fn leave_index(&mut self, id: EntryId) {
@@ -461,7 +455,7 @@ fn is_within(key: &DueKey, bound: DueBound) -> bool {
 }
 
 /// One key of the tenant less.
-fn release(held: &mut BTreeMap<TenantId, usize>, tenant: TenantId) {
+fn uncount(held: &mut BTreeMap<TenantId, usize>, tenant: TenantId) {
     let keys = held.get_mut(&tenant).expect("what is held is counted");
     *keys -= 1;
     if *keys == 0 {

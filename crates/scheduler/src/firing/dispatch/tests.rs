@@ -1,7 +1,7 @@
 use domain::{Quota, Quotas};
 
 use super::*;
-use crate::Options;
+use crate::options::Options;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_000);
 const AT: Now = Now { wall: NOW, monotonic: Monotonic::from_start(Duration::from_secs(1_000)) };

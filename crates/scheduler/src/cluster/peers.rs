@@ -12,7 +12,7 @@ use domain::{DueKey, Edition, Incarnation, Occurrence, PollerId, Schedule, Sched
 use futures_util::future::BoxFuture;
 use store::StoreError;
 
-use crate::service::{CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
+use crate::requests::{CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
 
 pub trait Peers: Send + Sync + 'static {
     /// # Errors

@@ -1,37 +1,35 @@
 //! The owner of shards: reads ahead, fires on time, books, and closes stretches behind itself.
 //!
 //! One task with a window (what is known), a dispatch queue (who goes next) and no I/O of its own: every read and every
-//! attempt runs in a task that reports with an [`Event`]. A turn of the loop looks at the clock once and does all that
+//! attempt runs in a task that reports with a message [`ToOwner`]. A turn of the loop looks at the clock once and does all that
 //! is due. What it knows can be rebuilt from the store at any time, which is what happens if it panics.
 //!
-//! Shards come ([`Event::Gained`]) and go ([`Event::LetGo`]) while it runs: see [`tenure`].
+//! Shards come ([`ToOwner::Gained`]) and go ([`ToOwner::Release`]) while it runs: see [`hand_over`].
 
+mod hand_over;
 mod reading;
-mod tenure;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{Occurrence, PollerId, ShardId, Term, Timestamp};
-use runtime::{Monotonic, Runtime};
-use store::{Arrival, Change, Cursor, DuePage, DueRead, HandedOver, OwnerWrite, Positions, Store, WriteRefusal};
-use tokio::sync::{Notify, mpsc, oneshot};
+use domain::{Occurrence, ShardId, Timestamp};
+use runtime::Monotonic;
+use store::{Arrival, Change, Cursor, DueRead, OwnerWrite, WriteRefusal};
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::Options;
-use crate::bookkeeper::{Booked, Booking, Then, ToBook, count_store_error};
-use crate::deliver::Deliver;
-use crate::dispatch::{Dispatch, Lane, Limits, Now, TargetSays};
-use crate::in_flight::InFlight;
-use crate::lease::Lease;
-use crate::metrics::Metrics;
-use crate::peers::Outcome;
-use crate::starter::{Starting, start};
-use crate::steady::SteadyClock;
-use crate::known_tenants::{Known, KnownTenants};
-use crate::window::{EntryId, MayStart, PollerIndex, ReadKind, Tenure, Window};
-use reading::read_due;
+use crate::cluster::shards::ShardTerm;
+use crate::firing::context::Context;
+use crate::firing::dispatch::{Dispatch, Lane, Limits, Now};
+use crate::firing::messages::{Ended, Event, HowEnded, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
+use crate::firing::owner::reading::read_due;
+use crate::firing::run_executor::{Starting, start};
+use crate::firing::steady::SteadyClock;
+use crate::firing::window::{EntryId, MayStart, PollerIndex, ReadKind, Window};
+use crate::known_tenants::Known;
+use crate::metrics::count_store_error;
+use crate::options::Options;
 
 /// Pollers that one call of the store reads at most.
 const READS_PER_CALL: usize = 8;
@@ -39,8 +37,8 @@ const READS_PER_CALL: usize = 8;
 const STARTS_PER_TASK: usize = 32;
 /// Due rows that one look at the arrivals brings at most.
 const ARRIVALS_MAX: usize = 8_192;
-/// Events that one turn takes before it looks at the clock again.
-const EVENTS_PER_TURN: usize = 64;
+/// Messages that one turn takes before it looks at the clock again.
+const MESSAGES_PER_TURN: usize = 64;
 /// Keys that one period defers because they waited too long.
 const OVERDUE_PER_PERIOD: usize = 8_192;
 
@@ -49,97 +47,13 @@ const DEFERRING_MAX: usize = 1_024;
 /// How long a retry waits that has its turn before the attempt ahead of it has ended.
 const ATTEMPT_WAIT: Duration = Duration::from_millis(50);
 
-/// What the owner and its tasks share.
-pub(crate) struct Context {
-    pub(crate) runtime: Runtime,
-    pub(crate) store: Arc<dyn Store>,
-    pub(crate) deliver: Arc<dyn Deliver>,
-    pub(crate) metrics: Arc<Metrics>,
-    pub(crate) in_flight: Arc<InFlight>,
-    pub(crate) tenants: Arc<KnownTenants>,
-    pub(crate) lease: Arc<Lease>,
-    pub(crate) bookings: mpsc::Sender<ToBook>,
-    pub(crate) events: mpsc::Sender<Event>,
-    /// What the owner has to tell of its shards.
-    pub(crate) news: mpsc::UnboundedSender<News>,
-}
-
-/// One read of due rows that has ended.
-pub(crate) type ReadDone = (PollerIndex, ReadKind, DueRead, Option<DuePage>);
-
-#[derive(Debug)]
-pub(crate) enum Event {
-    Read(Vec<ReadDone>),
-    Arrivals(Option<(Vec<Arrival>, Cursor)>),
-    Ended(Vec<Ended>),
-    Booked(Vec<Booked>),
-    /// A due row that a user's change wrote.
-    Arrived(Arrival),
-    Gained(Gained),
-    /// Answered with the attempts in flight: from then on none of these shards' starts, and their outcomes are on their
-    /// way to the bookkeeper.
-    LetGo(BTreeSet<ShardId>, oneshot::Sender<Vec<HandedOver>>),
-    /// The outcome of an attempt that an earlier owner had in flight; answered with whether
-    /// anybody waited for it.
-    Outcome(Outcome, oneshot::Sender<bool>),
-}
-
-/// Shards, or pollers of theirs, that are owned from now on.
-#[derive(Debug, Default)]
-pub(crate) struct Gained {
-    pub(crate) shards: Vec<ShardId>,
-    pub(crate) pollers: Vec<(PollerId, Tenure, Positions)>,
-    pub(crate) held: Vec<HandedOver>,
-}
-
-/// What an owner finds out about its shards.
-#[derive(Debug)]
-pub(crate) enum News {
-    /// Another has taken this one, which was owned under this term; it is let go of already.
-    Superseded(ShardId, Term),
-    /// A due row lies in a poller that was not gained with its shard: a tenant has more pollers now.
-    UnknownPoller,
-    /// The outcome of an attempt whose shard has another owner by now.
-    Outcome(Outcome),
-    /// Rows that are due soon have come to shards that others own.
-    Near(BTreeSet<ShardId>),
-}
-
-/// A key has left its target's lane.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Ended {
-    pub(crate) lane: Lane,
-    pub(crate) entry: EntryId,
-    pub(crate) how: HowEnded,
-    /// What an attempt told of its target; `None` if there was none.
-    pub(crate) says: Option<TargetSays>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum HowEnded {
-    /// A booking is under way, and will settle the key.
-    Booking,
-    /// It came to nothing, and nothing needs to be booked.
-    Dropped,
-    /// Its schedule cannot be read as it is: what is stored is damaged, or not understood.
-    Unreadable,
-    /// The store could not be reached.
-    Unavailable,
-    /// By this clock it is not due: the clock went back.
-    NotYet,
-    /// Its schedule is not there, and may be about to be.
-    Unborn,
-    /// Its shard was let go of, or the lease on it ended, before it began.
-    LetGo,
-}
-
 pub(crate) struct Owner {
     context: Arc<Context>,
     options: Options,
     window: Window,
     dispatch: Dispatch,
     steady: SteadyClock,
-    events: mpsc::Receiver<Event>,
+    messages: mpsc::Receiver<ToOwner>,
     nudge: Arc<Notify>,
     shards: Arc<[ShardId]>,
     cursor: Cursor,
@@ -155,8 +69,8 @@ pub(crate) struct Owner {
     deferring: usize,
     /// Attempts that an earlier owner has in flight, and until when.
     held: BTreeMap<Occurrence, (EntryId, Timestamp)>,
-    /// Outcomes of such attempts, to be booked.
-    outcomes: Vec<Booking>,
+    /// Outcomes of such attempts, to be written.
+    outcomes: Vec<PendingWrite>,
     next_period: Monotonic,
     expired: Vec<EntryId>,
     /// The tenants whose limits were set.
@@ -169,7 +83,7 @@ impl Owner {
     pub(crate) fn new(
         context: Arc<Context>,
         options: Options,
-        events: mpsc::Receiver<Event>,
+        messages: mpsc::Receiver<ToOwner>,
         nudge: Arc<Notify>,
     ) -> Self {
         let now = context.runtime.now();
@@ -178,7 +92,7 @@ impl Owner {
             window: Window::new(&options, now),
             dispatch: Dispatch::new(&options),
             steady: SteadyClock::new(now, monotonic),
-            events,
+            messages,
             nudge,
             shards: Arc::new([]),
             cursor: Cursor::default(),
@@ -209,7 +123,7 @@ impl Owner {
             tokio::select! {
                 biased;
                 () = stop.cancelled() => break,
-                Some(event) = self.events.recv() => self.take_events(event),
+                Some(message) = self.messages.recv() => self.take_messages(message),
                 () = self.nudge.notified() => self.arrivals_wanted = true,
                 () = runtime.sleep_until(wake) => {}
             }
@@ -217,11 +131,11 @@ impl Owner {
         self.drain().await;
     }
 
-    fn take_events(&mut self, first: Event) {
-        self.on_event(first);
-        for _ in 1..EVENTS_PER_TURN {
-            let Ok(event) = self.events.try_recv() else { return };
-            self.on_event(event);
+    fn take_messages(&mut self, first: ToOwner) {
+        self.on_message(first);
+        for _ in 1..MESSAGES_PER_TURN {
+            let Ok(message) = self.messages.try_recv() else { return };
+            self.on_message(message);
         }
     }
 
@@ -232,7 +146,7 @@ impl Owner {
         self.fire(Now { wall: now, monotonic });
         self.defer(now);
         for outcome in std::mem::take(&mut self.outcomes) {
-            self.book(outcome).await;
+            self.write(outcome).await;
         }
         if monotonic >= self.next_period {
             self.next_period = monotonic + self.options.period;
@@ -328,14 +242,14 @@ impl Owner {
 
     fn starting(&self, entry: EntryId) -> Starting {
         let held = self.window.entry(entry);
-        let (poller, tenure) = self.window.poller(held.poller);
-        self.context.in_flight.add(poller, held.key, tenure.term);
+        let (poller, shard_term) = self.window.poller(held.poller);
+        self.context.in_flight.add(poller, held.key, shard_term.term);
         Starting {
             entry,
             lane: self.lane(entry),
             key: held.key,
             poller,
-            tenure,
+            shard_term,
             deadline: self.context.lease.deadline(),
             is_closed: self.window.is_closed(entry),
         }
@@ -358,61 +272,61 @@ impl Owner {
     fn defer(&mut self, now: Timestamp) {
         while self.deferring < DEFERRING_MAX {
             let Some(entry) = self.to_defer.front().copied() else { return };
-            let Ok(permit) = self.context.bookings.try_reserve() else { return };
+            let Ok(permit) = self.context.to_writer.try_reserve() else { return };
             self.to_defer.pop_front();
             let lane = self.lane(entry);
             let held = self.window.entry(entry);
-            let (poller, Tenure { term, .. }) = self.window.poller(held.poller);
+            let (poller, ShardTerm { term, .. }) = self.window.poller(held.poller);
             let mut key = held.key;
             key.position = self.dispatch.defer_to(lane, now).max(key.position + Duration::from_millis(1));
             let write = OwnerWrite { term, poller, change: Change::Defer(key) };
             self.context.metrics.deferred.inc();
             self.deferring += 1;
-            permit.send(ToBook::Booking(Booking { write, then: Then::Deferred(entry) }));
+            permit.send(ToWriter::Write(PendingWrite { write, then: Then::Deferred(entry) }));
         }
     }
 
     async fn close(&mut self, now: Timestamp) {
         let dispatch = &self.dispatch;
         for (index, positions) in self.window.plan_closings(now, |tenant| dispatch.room(tenant)) {
-            let (poller, Tenure { term, .. }) = self.window.poller(index);
+            let (poller, ShardTerm { term, .. }) = self.window.poller(index);
             let write = OwnerWrite { term, poller, change: Change::Positions(positions) };
-            self.book(Booking { write, then: Then::Positions(index) }).await;
+            self.write(PendingWrite { write, then: Then::Positions(index) }).await;
         }
     }
 
-    /// The bookkeeper waits for nothing but the store and this owner's events, so while its queue is full they are
+    /// The outcome writer waits for nothing but the store and this owner's events, so while its queue is full they are
     /// taken.
-    async fn book(&mut self, booking: Booking) {
-        let bookings = self.context.bookings.clone();
-        let permit = bookings.reserve();
+    async fn write(&mut self, pending_write: PendingWrite) {
+        let to_writer = self.context.to_writer.clone();
+        let permit = to_writer.reserve();
         tokio::pin!(permit);
         loop {
             tokio::select! {
                 biased;
                 permit = &mut permit => {
-                    permit.expect("the bookkeeper lives as long as its owner").send(ToBook::Booking(booking));
+                    permit.expect("the outcome writer lives as long as its owner").send(ToWriter::Write(pending_write));
                     return;
                 }
-                Some(event) = self.events.recv() => self.on_event(event),
+                Some(message) = self.messages.recv() => self.on_message(message),
             }
         }
     }
 
-    fn on_event(&mut self, event: Event) {
-        match event {
-            Event::Read(done) => self.on_read(done),
-            Event::Arrivals(arrivals) => self.on_arrivals(arrivals),
-            Event::Booked(booked) => self.on_booked(booked),
-            Event::Arrived(arrival) => self.on_arrival(&arrival),
-            Event::Gained(gained) => self.gain(gained),
-            Event::LetGo(shards, tell) => {
-                let _nobody_waits = tell.send(self.let_go(&shards));
+    fn on_message(&mut self, message: ToOwner) {
+        match message {
+            ToOwner::Read(done) => self.on_read(done),
+            ToOwner::Arrivals(arrivals) => self.on_arrivals(arrivals),
+            ToOwner::Written(done) => self.on_booked(done),
+            ToOwner::Arrived(arrival) => self.on_arrival(&arrival),
+            ToOwner::Gained(gained) => self.gain(gained),
+            ToOwner::Release(shards, tell) => {
+                let _nobody_waits = tell.send(self.release(&shards));
             }
-            Event::Outcome(outcome, tell) => {
+            ToOwner::Outcome(outcome, tell) => {
                 let _nobody_waits = tell.send(self.take_outcome(outcome));
             }
-            Event::Ended(ended) => {
+            ToOwner::Ended(ended) => {
                 let runtime = &self.context.runtime;
                 let now = Now { wall: runtime.now(), monotonic: runtime.monotonic() };
                 for ended in ended {
@@ -424,7 +338,7 @@ impl Owner {
 
     fn on_ended(&mut self, ended: Ended, now: Now) {
         self.dispatch.ended(ended.lane, now, ended.says);
-        if ended.how == HowEnded::Booking {
+        if ended.how == HowEnded::Writing {
             return;
         }
         self.unsettled -= 1;
@@ -435,25 +349,25 @@ impl Owner {
         let key = self.window.entry(ended.entry).key;
         self.context.in_flight.remove(&key.occurrence);
         match ended.how {
-            HowEnded::Booking => unreachable!("returned above"),
+            HowEnded::Writing => unreachable!("returned above"),
             HowEnded::Dropped => {
                 self.context.metrics.dropped.inc();
                 self.window.resolve(ended.entry);
             }
             HowEnded::NotYet => self.window.wait_again(ended.entry, key.position),
-            HowEnded::Unborn | HowEnded::LetGo | HowEnded::Unavailable => {
+            HowEnded::Unborn | HowEnded::Released | HowEnded::Unavailable => {
                 self.window.wait_again(ended.entry, now.wall + self.options.period)
             }
             HowEnded::Unreadable => self.to_defer.push_back(ended.entry),
         }
     }
 
-    fn on_booked(&mut self, booked: Vec<Booked>) {
-        for booked in booked {
-            if booked.refusal == Some(WriteRefusal::Superseded) {
-                self.superseded(booked.poller, booked.term, booked.outcome);
+    fn on_booked(&mut self, done: Vec<WriteDone>) {
+        for done in done {
+            if done.refusal == Some(WriteRefusal::Superseded) {
+                self.superseded(done.poller, done.term, done.outcome);
             }
-            match booked.then {
+            match done.then {
                 Then::Nothing => {}
                 Then::Resolve(entry) => {
                     self.unsettled -= 1;
@@ -464,7 +378,7 @@ impl Owner {
                 }
                 Then::Deferred(entry) => {
                     self.deferring -= 1;
-                    match booked.row {
+                    match done.row {
                         Some(row) => self.window.deferred(entry, row.key.position),
                         None => self.window.resolve(entry),
                     }
@@ -472,12 +386,12 @@ impl Owner {
                 Then::Positions(index) => {
                     let dispatch = &self.dispatch;
                     let useful = |tenant| dispatch.room(tenant);
-                    if let Some(read) = self.window.positions_written(index, booked.positions, useful) {
+                    if let Some(read) = self.window.positions_written(index, done.positions, useful) {
                         self.read(vec![(index, ReadKind::Check, read)]);
                     }
                 }
             }
-            if let Some(row) = booked.row {
+            if let Some(row) = done.row {
                 self.on_arrival(&row);
             }
         }
@@ -517,7 +431,7 @@ impl Owner {
     fn on_arrival(&mut self, arrival: &Arrival) {
         self.reads_wanted = true;
         if !self.window.arrived(arrival) && self.shards.contains(&arrival.poller.shard()) {
-            self.tell(News::UnknownPoller);
+            self.notify(Event::UnknownPoller);
         }
     }
 
@@ -536,7 +450,7 @@ impl Owner {
                     None
                 }
             };
-            let _owner_is_gone = context.events.send(Event::Arrivals(arrivals)).await;
+            let _owner_is_gone = context.to_owner.send(ToOwner::Arrivals(arrivals)).await;
         };
         drop(self.context.runtime.spawn("arrivals", task));
     }
@@ -566,7 +480,7 @@ impl Owner {
         while self.unsettled > 0 && runtime.monotonic() < deadline {
             tokio::select! {
                 biased;
-                Some(event) = self.events.recv() => self.on_event(event),
+                Some(message) = self.messages.recv() => self.on_message(message),
                 () = runtime.sleep_until(deadline) => {}
             }
         }

@@ -1,4 +1,4 @@
-//! Books what happened: outcomes, next rows and positions go to the store in batches, in the order in which they came.
+//! Writes what happened: outcomes, next rows and positions go to the store in batches, in the order in which they came.
 //!
 //! One call of the store is under way at a time, and takes everything that came while the one before it ran. Because
 //! positions go the same way as the due rows that the owner writes, this is also where the owner, as a creator, looks
@@ -11,86 +11,46 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{DueKey, Occurrence, PollerId, Term, Timestamp};
+use domain::{DueKey, Occurrence, PollerId, Timestamp};
 use runtime::Runtime;
-use store::{Arrival, Change, OwnerWrite, Positions, Store, StoreError, WriteRefusal, Written};
-use tokio::sync::{mpsc, oneshot};
+use store::{Arrival, Change, OwnerWrite, Positions, Store, WriteRefusal, Written};
+use tokio::sync::mpsc;
 
-use crate::metrics::{Call, Metrics};
-use crate::owner::Event;
-use crate::peers::Outcome;
-use crate::window::{EntryId, PollerIndex};
+use crate::cluster::peers::Outcome;
+use crate::firing::messages::{PendingWrite, ToOwner, ToWriter, WriteDone};
+use crate::metrics::{Metrics, count_store_error};
 
 /// Writes that go in one call at most.
 const BATCH_MAX: usize = 2_048;
 const RETRY_FIRST: Duration = Duration::from_millis(10);
 const RETRY_LAST: Duration = Duration::from_secs(1);
 
-/// A write, and what the owner's window is to be told once it is durable.
-#[derive(Debug)]
-pub(crate) struct Booking {
-    pub(crate) write: OwnerWrite,
-    pub(crate) then: Then,
-}
-
-#[derive(Debug)]
-pub(crate) enum ToBook {
-    Booking(Booking),
-    /// Pollers are served from here on, and closed so far.
-    Gained(Vec<(PollerId, Timestamp)>),
-    /// To be told when all that came before is durable, or refused.
-    Flush(oneshot::Sender<()>),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Then {
-    Nothing,
-    Resolve(EntryId),
-    Deferred(EntryId),
-    Positions(PollerIndex),
-}
-
-/// What became of one booking.
-#[derive(Clone, Debug)]
-pub(crate) struct Booked {
-    pub(crate) poller: PollerId,
-    /// Under which it was booked.
-    pub(crate) term: Term,
-    pub(crate) then: Then,
-    /// The due row that the booking wrote, if it wrote one.
-    pub(crate) row: Option<Arrival>,
-    pub(crate) positions: Positions,
-    pub(crate) refusal: Option<WriteRefusal>,
-    /// An outcome that was refused because the shard has a later owner, who is to be told.
-    pub(crate) outcome: Option<Outcome>,
-}
-
-pub(crate) struct Bookkeeper {
+pub(crate) struct OutcomeWriter {
     pub(crate) runtime: Runtime,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) bookings: mpsc::Receiver<ToBook>,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) messages: mpsc::Receiver<ToWriter>,
+    pub(crate) to_owner: mpsc::Sender<ToOwner>,
     /// What was last sent for each poller that has positions.
     pub(crate) closed: BTreeMap<PollerId, Timestamp>,
 }
 
-impl Bookkeeper {
-    /// Ends when every sender of bookings is gone and all is written.
+impl OutcomeWriter {
+    /// Ends when every sender is gone and all is written.
     pub(crate) async fn run(mut self) {
         let mut batch = Vec::with_capacity(BATCH_MAX);
-        while self.bookings.recv_many(&mut batch, BATCH_MAX).await > 0 {
+        while self.messages.recv_many(&mut batch, BATCH_MAX).await > 0 {
             let mut writes = Vec::with_capacity(batch.len());
-            let mut booked = Vec::with_capacity(batch.len());
+            let mut done = Vec::with_capacity(batch.len());
             let mut flushed = Vec::new();
-            for to_book in batch.drain(..) {
-                let Booking { mut write, then } = match to_book {
-                    ToBook::Booking(booking) => booking,
-                    ToBook::Gained(pollers) => {
+            for message in batch.drain(..) {
+                let PendingWrite { mut write, then } = match message {
+                    ToWriter::Write(pending_write) => pending_write,
+                    ToWriter::Gained(pollers) => {
                         self.closed.extend(pollers);
                         continue;
                     }
-                    ToBook::Flush(tell) => {
+                    ToWriter::Flush(tell) => {
                         flushed.push(tell);
                         continue;
                     }
@@ -100,7 +60,7 @@ impl Bookkeeper {
                     Change::Positions(positions) => positions,
                     _ => Positions::default(),
                 };
-                booked.push(Booked {
+                done.push(WriteDone {
                     poller: write.poller,
                     term: write.term,
                     then,
@@ -113,28 +73,28 @@ impl Bookkeeper {
             }
             if !writes.is_empty() {
                 let answers = self.write(&writes).await;
-                assert_eq!(answers.len(), booked.len(), "a store answers every write");
+                assert_eq!(answers.len(), done.len(), "a store answers every write");
                 self.end_resolved(&writes, &answers).await;
-                for ((booked, answer), write) in booked.iter_mut().zip(answers).zip(writes) {
-                    booked.refusal = answer.err();
-                    booked.row = booked.row.filter(|_| booked.refusal.is_none());
-                    if booked.refusal == Some(WriteRefusal::Superseded)
+                for ((done, answer), write) in done.iter_mut().zip(answers).zip(writes) {
+                    done.refusal = answer.err();
+                    done.row = done.row.filter(|_| done.refusal.is_none());
+                    if done.refusal == Some(WriteRefusal::Superseded)
                         && let Change::Run { run, then, ends } = write.change
                     {
-                        booked.outcome = Some(Outcome { poller: write.poller, run, then, ends });
+                        done.outcome = Some(Outcome { poller: write.poller, run, then, ends });
                     }
                 }
             }
             for tell in flushed {
                 let _nobody_waits = tell.send(());
             }
-            if self.events.send(Event::Booked(booked)).await.is_err() {
+            if self.to_owner.send(ToOwner::Written(done)).await.is_err() {
                 return; // The owner is gone; what is durable is durable.
             }
         }
     }
 
-    /// A call that failed may have booked an outcome and not what comes after it: whoever made it again is told that the
+    /// A call that failed may have done an outcome and not what comes after it: whoever made it again is told that the
     /// occurrence is resolved. What is left is the end of its schedule.
     async fn end_resolved(&self, writes: &[OwnerWrite], answers: &[Result<Written, WriteRefusal>]) {
         let is_resolved = |(write, answer): (&OwnerWrite, &Result<Written, WriteRefusal>)| match &write.change {
@@ -185,12 +145,4 @@ fn after_closed(closed: &mut BTreeMap<PollerId, Timestamp>, write: &mut OwnerWri
         due.position = due.position.max(*closed + Duration::from_millis(1));
     }
     Some(Arrival { poller: write.poller, key: *due })
-}
-
-pub(crate) fn count_store_error(metrics: &Metrics, call: &'static str, error: &StoreError) {
-    metrics.store_errors.get_or_create(&Call { call }).inc();
-    match metrics.store_errors_told.tell(call) {
-        Some(untold) => tracing::warn!(call, %error, untold, "the store failed; the call will be made again"),
-        None => tracing::debug!(call, %error, "the store failed; the call will be made again"),
-    }
 }

@@ -13,7 +13,7 @@ const STRIPES: usize = 16;
 ///
 /// A cancellation that is durable *before* it looks here misses no attempt: one that is not here yet reads the
 /// schedule after the cancellation, and does not start. And an attempt begins only if it is still here, so that what was
-/// taken out for another owner ([`InFlight::let_go`]) either has begun, and is told, or never begins.
+/// taken out for another owner ([`InFlight::release`]) either has begun, and is told, or never begins.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight {
     stripes: [Mutex<BTreeMap<Occurrence, Attempt>>; STRIPES],
@@ -85,7 +85,7 @@ impl InFlight {
     }
 
     /// Takes out what is of these shards: what has begun is told, and the rest will not begin.
-    pub(crate) fn let_go(&self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
+    pub(crate) fn release(&self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
         let mut begun = Vec::new();
         for stripe in &self.stripes {
             let mut stripe = stripe.lock().expect("no holder of this lock panics");
@@ -156,7 +156,7 @@ mod tests {
         for number in 0..20 {
             assert!(in_flight.begin(&key(number, 5).occurrence, Term(1), until));
         }
-        let mut told = in_flight.let_go(&BTreeSet::from([leaving.shard()]));
+        let mut told = in_flight.release(&BTreeSet::from([leaving.shard()]));
         told.sort_by_key(|attempt| attempt.key);
         let begun = (0..20).step_by(2).map(|number| HandedOver { poller: leaving, key: key(number, 5), until });
         assert_eq!(told, begun.collect::<Vec<_>>());
@@ -170,11 +170,11 @@ mod tests {
         let in_flight = InFlight::default();
         let (until, occurrence) = (Timestamp::from_millis(100), key(1, 5).occurrence);
         in_flight.add(poller(0), key(1, 5), Term(1));
-        in_flight.let_go(&BTreeSet::from([poller(0).shard()]));
+        in_flight.release(&BTreeSet::from([poller(0).shard()]));
         in_flight.add(poller(0), key(1, 5), Term(3));
         assert!(!in_flight.begin(&occurrence, Term(1), until), "it is the later owner's");
         assert!(in_flight.begin(&occurrence, Term(3), until));
-        in_flight.let_go(&BTreeSet::from([poller(0).shard()]));
+        in_flight.release(&BTreeSet::from([poller(0).shard()]));
         in_flight.hold(HandedOver { poller: poller(0), key: key(1, 5), until });
         assert!(!in_flight.begin(&occurrence, Term(3), until), "it is held");
     }

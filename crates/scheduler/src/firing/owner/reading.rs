@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use store::{DuePage, DueRead, StoreError};
 
-use super::{Context, Event};
-use crate::bookkeeper::count_store_error;
-use crate::window::{PollerIndex, ReadKind};
+use crate::firing::context::Context;
+use crate::firing::messages::ToOwner;
+use crate::firing::window::{PollerIndex, ReadKind};
+use crate::metrics::count_store_error;
 
 /// Reads several pollers at once; if that fails, each alone, so that one damaged stretch holds up no other poller.
 pub(super) async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, ReadKind, DueRead)>) {
@@ -22,7 +23,7 @@ pub(super) async fn read_due(context: Arc<Context>, reads: Vec<(PollerIndex, Rea
         }
     };
     let done = reads.into_iter().zip(pages).map(|((index, kind, read), page)| (index, kind, read, page)).collect();
-    let _owner_is_gone = context.events.send(Event::Read(done)).await;
+    let _owner_is_gone = context.to_owner.send(ToOwner::Read(done)).await;
 }
 
 async fn due(context: &Context, reads: Vec<DueRead>) -> Result<Vec<DuePage>, StoreError> {

@@ -16,6 +16,8 @@ use domain::quota::TokenBucket;
 use domain::{TargetKey, TenantId, Timestamp};
 use runtime::Monotonic;
 
+use crate::options::Options;
+
 use circuit::Circuit;
 pub(crate) use circuit::TargetSays;
 pub(crate) use limits::Limits;
@@ -94,7 +96,7 @@ struct LaneState {
 }
 
 impl Dispatch {
-    pub(crate) fn new(options: &crate::Options) -> Self {
+    pub(crate) fn new(options: &Options) -> Self {
         Dispatch {
             in_flight_max: options.in_flight_max.max(1),
             parked_per_target: options.parked_per_target.max(1),

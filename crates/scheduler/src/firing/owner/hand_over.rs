@@ -9,9 +9,10 @@ use std::collections::BTreeSet;
 use domain::{PollerId, ShardId, Term, Timestamp};
 use store::{Change, HandedOver, OwnerWrite};
 
-use crate::peers::Outcome;
-
-use super::{Booking, Gained, News, Owner, Tenure, Then};
+use crate::cluster::peers::Outcome;
+use crate::cluster::shards::ShardTerm;
+use crate::firing::messages::{Event, Gained, PendingWrite, Then};
+use crate::firing::owner::Owner;
 
 impl Owner {
     pub(super) fn gain(&mut self, gained: Gained) {
@@ -19,10 +20,10 @@ impl Owner {
         self.shares_moved = true;
         self.shards = self.shards.iter().copied().chain(shards).collect::<BTreeSet<_>>().into_iter().collect();
         self.arrivals_incomplete = self.arrivals_under_way;
-        for (id, tenure, positions) in pollers {
+        for (id, shard_term, positions) in pollers {
             // A tenant's new poller may be told of twice.
             if !self.window.has_poller(id) {
-                self.window.add_poller(id, tenure, positions);
+                self.window.add_poller(id, shard_term, positions);
             }
         }
         for attempt in held {
@@ -59,20 +60,20 @@ impl Owner {
         if run.attempts.last().is_none_or(|attempt| attempt.number != held.key.attempt) {
             return false;
         }
-        let (poller, Tenure { term, .. }) = self.window.poller(held.poller);
+        let (poller, ShardTerm { term, .. }) = self.window.poller(held.poller);
         self.held.remove(&occurrence);
         self.unsettled += 1;
         let change = Change::Run { run, then, ends };
-        self.outcomes.push(Booking { write: OwnerWrite { term, poller, change }, then: Then::Resolve(entry) });
+        self.outcomes.push(PendingWrite { write: OwnerWrite { term, poller, change }, then: Then::Resolve(entry) });
         true
     }
 
     /// Forgets these shards; the attempts of theirs that have begun.
-    pub(super) fn let_go(&mut self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
+    pub(super) fn release(&mut self, shards: &BTreeSet<ShardId>) -> Vec<HandedOver> {
         self.shares_moved = true;
-        let begun = self.context.in_flight.let_go(shards);
+        let begun = self.context.in_flight.release(shards);
         self.shards = self.shards.iter().copied().filter(|shard| !shards.contains(shard)).collect();
-        self.window.let_go(shards);
+        self.window.release(shards);
         let window = &mut self.window;
         for entry in self.dispatch.take_gone(|entry| window.is_gone(entry)) {
             window.free(entry);
@@ -97,17 +98,17 @@ impl Owner {
     /// A write was refused: the shard has a later owner, whether or not that is known here. That may be this one again,
     /// under a later term.
     pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<Outcome>) {
-        if self.window.tenure(poller).is_some_and(|tenure| tenure.term == term) {
+        if self.window.shard_term(poller).is_some_and(|shard_term| shard_term.term == term) {
             tracing::warn!(shard = poller.shard().0, "another owner has taken a shard");
-            self.let_go(&BTreeSet::from([poller.shard()]));
-            self.tell(News::Superseded(poller.shard(), term));
+            self.release(&BTreeSet::from([poller.shard()]));
+            self.notify(Event::Superseded(poller.shard(), term));
         }
         if let Some(outcome) = outcome {
-            self.tell(News::Outcome(outcome));
+            self.notify(Event::Outcome(outcome));
         }
     }
 
-    pub(super) fn tell(&self, news: News) {
-        let _nobody_listens_at_the_end = self.context.news.send(news);
+    pub(super) fn notify(&self, event: Event) {
+        let _nobody_listens_at_the_end = self.context.events.send(event);
     }
 }

@@ -1,0 +1,13 @@
+//! Firing the due rows of the owned shards, each in time.
+
+pub(crate) mod context;
+pub(crate) mod dispatch;
+pub(crate) mod in_flight;
+pub(crate) mod messages;
+pub(crate) mod outcome_writer;
+pub(crate) mod owner;
+pub(crate) mod run_executor;
+pub(crate) mod steady;
+pub(crate) mod supervisor;
+pub(crate) mod wheel;
+pub(crate) mod window;

@@ -1,0 +1,29 @@
+//! The values that the owner shares with its tasks.
+
+use std::sync::Arc;
+
+use runtime::Runtime;
+use store::Store;
+use tokio::sync::mpsc;
+
+use crate::cluster::lease::Lease;
+use crate::deliver::Deliver;
+use crate::firing::in_flight::InFlight;
+use crate::firing::messages::{Event, ToOwner, ToWriter};
+use crate::known_tenants::KnownTenants;
+use crate::metrics::Metrics;
+
+/// What the owner and its tasks share.
+pub(crate) struct Context {
+    pub(crate) runtime: Runtime,
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) deliver: Arc<dyn Deliver>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) in_flight: Arc<InFlight>,
+    pub(crate) tenants: Arc<KnownTenants>,
+    pub(crate) lease: Arc<Lease>,
+    pub(crate) to_writer: mpsc::Sender<ToWriter>,
+    pub(crate) to_owner: mpsc::Sender<ToOwner>,
+    /// The owner reports events of its shards here.
+    pub(crate) events: mpsc::UnboundedSender<Event>,
+}

@@ -1,0 +1,128 @@
+//! Keeps an owner running: starts another if one panics, and wakes up what must happen from time to time.
+
+use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::ownership::{apply_all_cancellations, give, new_pollers, take};
+use crate::firing::context::Context;
+use crate::firing::messages::Gained;
+use crate::firing::outcome_writer::OutcomeWriter;
+use crate::firing::owner::Owner;
+use crate::metrics::count_store_error;
+use crate::shared::{OwnerHandle, Shared};
+use crate::tenants::Tenants;
+
+/// Bounds of the queues between the owner and its tasks; what fills them is bounded by the attempts in flight.
+const WRITER_MESSAGES_MAX: usize = 8_192;
+const OWNER_MESSAGES_MAX: usize = 8_192;
+/// How often the cancel marks are looked at that no call has obeyed.
+const CANCELLATIONS_PERIOD: Duration = Duration::from_secs(1);
+const TENANTS_PERIOD: Duration = Duration::from_secs(2);
+const RETRY_WAIT: Duration = Duration::from_millis(200);
+
+async fn watch_cancellations(shared: Arc<Shared>) {
+    loop {
+        shared.runtime.sleep(CANCELLATIONS_PERIOD).await;
+        if let Err(error) = apply_all_cancellations(&shared).await {
+            count_store_error(&shared.metrics, "marks", &error);
+        }
+    }
+}
+
+/// Reads the tenants again from time to time: another member may have changed them.
+async fn watch_tenants(shared: Arc<Shared>) {
+    loop {
+        shared.runtime.sleep(TENANTS_PERIOD).await;
+        if let Err(error) = Tenants::new(shared.clone()).refresh().await {
+            count_store_error(&shared.metrics, "tenants", &error);
+        }
+    }
+}
+
+/// Serves until `stop`, at first what was taken already. An owner that panics is followed by another, under new terms.
+pub(crate) async fn supervise(shared: Arc<Shared>, taken: Gained, stop: CancellationToken) {
+    let mut taken = Some(taken);
+    loop {
+        let serving = serve(shared.clone(), taken.take(), stop.clone());
+        if AssertUnwindSafe(serving).catch_unwind().await.is_ok() {
+            return;
+        }
+        shared.metrics.panics.inc();
+        tracing::error!("the owner panicked; another takes its shards");
+    }
+}
+
+/// Under new terms, all that is owned.
+async fn regain(shared: &Shared) -> Gained {
+    loop {
+        let owned = shared.shards.owned();
+        match take(shared, &owned).await {
+            Ok(gained) => return gained,
+            Err(error) => count_store_error(&shared.metrics, "take", &error),
+        }
+        shared.runtime.sleep(RETRY_WAIT).await;
+    }
+}
+
+/// With the pollers of tenants that came to be known since this was taken, before there was an owner to be told.
+async fn with_new_pollers(shared: &Shared, mut taken: Gained) -> Gained {
+    let known = taken.pollers.iter().map(|(poller, _, _)| *poller).collect();
+    loop {
+        match new_pollers(shared, shared.tenants.pollers(), &known).await {
+            Ok(pollers) => {
+                taken.pollers.extend(pollers);
+                return taken;
+            }
+            Err(error) => count_store_error(&shared.metrics, "positions", &error),
+        }
+        shared.runtime.sleep(RETRY_WAIT).await;
+    }
+}
+
+async fn serve(shared: Arc<Shared>, taken: Option<Gained>, stop: CancellationToken) {
+    let moving = shared.moving.lock().await;
+    let (to_writer, writer_messages) = mpsc::channel(WRITER_MESSAGES_MAX);
+    let (to_owner, owner_messages) = mpsc::channel(OWNER_MESSAGES_MAX);
+    let outcome_writer = OutcomeWriter {
+        runtime: shared.runtime.clone(),
+        store: shared.store.clone(),
+        metrics: shared.metrics.clone(),
+        messages: writer_messages,
+        to_owner: to_owner.clone(),
+        closed: BTreeMap::new(),
+    };
+    *shared.owner.lock().expect("no holder of this lock panics") =
+        Some(OwnerHandle { to_owner: to_owner.clone(), to_writer: to_writer.clone() });
+    // What the owner before had in flight may be made again.
+    shared.in_flight.clear();
+    let gained = match taken {
+        Some(taken) => with_new_pollers(&shared, taken).await,
+        None => regain(&shared).await,
+    };
+    give(&shared, gained).await;
+    drop(moving);
+    let context = Arc::new(Context {
+        runtime: shared.runtime.clone(),
+        store: shared.store.clone(),
+        deliver: shared.deliver.clone(),
+        metrics: shared.metrics.clone(),
+        in_flight: shared.in_flight.clone(),
+        tenants: shared.tenants.clone(),
+        lease: shared.lease.clone(),
+        to_writer,
+        to_owner,
+        events: shared.events.clone(),
+    });
+    let tasks = runtime::TaskSet::new(&shared.runtime);
+    tasks.spawn("outcome writer", outcome_writer.run());
+    tasks.spawn("marks", watch_cancellations(shared.clone()));
+    tasks.spawn("tenants", watch_tenants(shared.clone()));
+    let options = shared.options.clone();
+    Owner::new(context, options, owner_messages, shared.nudge.clone()).run(stop).await;
+}
