@@ -20,8 +20,8 @@ use callback::{HttpDeliver, Options};
 use domain::egress::Class;
 use domain::retry::RetryPolicy;
 use domain::{
-    HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId,
-    Term, Timestamp, When,
+    HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, SigningSecret, Spec, Status, Target,
+    Tenant, TenantId, Term, Timestamp, When,
 };
 use http::{Request, Response};
 use http_body_util::{BodyExt, Full};
@@ -29,7 +29,6 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Deliver, Delivery};
-use store::{SigningSecret, Tenant};
 use tokio::net::{TcpListener, TcpStream};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;

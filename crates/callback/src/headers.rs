@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use domain::{RunId, Timestamp};
+use domain::{RunId, SigningSecret, Tenant, Timestamp};
 use http::Method;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use scheduler::Delivery;
 use sha2::{Digest, Sha256};
+use store::Seal;
 use store::seal::{OpenError, Place};
-use store::{Seal, SigningSecret, Tenant};
 
 use crate::cache::Cache;
 use crate::sign::{SIGNATURE_LEN, Signer};

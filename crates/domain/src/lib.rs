@@ -14,6 +14,7 @@ pub mod recurrence;
 pub mod retry;
 pub mod schedule;
 pub mod secret;
+pub mod tenant;
 pub mod time;
 pub mod validate;
 
@@ -24,5 +25,6 @@ pub use quota::{Quota, Quotas};
 pub use recurrence::{Cron, CronError};
 pub use retry::RetryPolicy;
 pub use schedule::{Edition, HttpTarget, Schedule, Seen, Spec, Status, Target, When};
-pub use secret::{NOT_OPENED, Secret};
+pub use secret::{KeyId, NOT_OPENED, Secret};
+pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};
 pub use time::Timestamp;

@@ -77,6 +77,35 @@ impl From<Vec<u8>> for Secret {
     }
 }
 
+/// Names a key, and tells nothing of it: two keys have two ids.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyId(pub [u8; KeyId::LEN]);
+
+impl KeyId {
+    /// The length of an id, in bytes.
+    pub const LEN: usize = 8;
+
+    /// What `Display` wrote, read; `None` if it did not.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
+        let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect::<Option<_>>()?;
+        bytes.try_into().ok().map(KeyId)
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyId({self})")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

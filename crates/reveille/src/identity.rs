@@ -10,9 +10,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use domain::{Egress, Quotas, TenantId};
+use domain::{Audit, Egress, Quotas, Role, Tenant, TenantId};
 use runtime::Runtime;
-use store::{Audit, Role, Store, Tenant};
+use store::Store;
 
 use crate::store_key::Unlocked;
 

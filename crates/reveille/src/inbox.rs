@@ -7,11 +7,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::ScheduleId;
 use domain::limits::Limits;
+use domain::{ScheduleId, Tenant};
 use runtime::Runtime;
 use scheduler::{Create, CreateRefusal, Scheduler};
-use store::{Store, StoreError, Tenant};
+use store::{Store, StoreError};
 use store_postgres::{InboxEntry, PostgresStore};
 use tokio_util::sync::CancellationToken;
 

@@ -15,9 +15,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use domain::{Audit, KeyId, Tenant};
 use runtime::Runtime;
 use store::seal::has_plain_secret;
-use store::{Audit, KeyId, Seal, SealKey, SealedStore, Store, Tenant};
+use store::{Seal, SealKey, SealedStore, Store};
 
 /// What a file's owner and group may do with it beside reading, and what others may.
 const TOO_OPEN: u32 = 0o037;
@@ -285,7 +286,7 @@ mod tests {
             let (runtime, data) = (Runtime::real(), tempfile::tempdir().unwrap());
             let store = empty(&runtime);
             for (id, name) in [(0, "operator"), (1, "default")] {
-                let secret = store::SigningSecret::first(vec![7; 32], runtime.now());
+                let secret = domain::SigningSecret::first(vec![7; 32], runtime.now());
                 let mut tenant = Tenant::new(domain::TenantId(id), name, 4, secret);
                 if id == 0 {
                     (tenant.generations, tenant.signing_secrets) = (Vec::new(), Vec::new());

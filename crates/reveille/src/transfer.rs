@@ -14,11 +14,12 @@ use clap::Args;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ShardId, Status, TenantId, Term, Timestamp, decide,
+    Audit, DueKey, Incarnation, Occurrence, PollerId, RunState, Schedule, ShardId, Status, Tenant, TenantId, Term,
+    Timestamp, decide,
 };
 use runtime::{Runtime, TaskSet};
 use store::seal::{has_plain_header, has_plain_secret};
-use store::{Audit, Change, DueBound, DueRead, Insert, OwnerWrite, Seal, Store, Tenant};
+use store::{Change, DueBound, DueRead, Insert, OwnerWrite, Seal, Store};
 use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
@@ -344,8 +345,9 @@ fn as_new(schedule: &Arc<Schedule>) -> Insert {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use domain::SigningSecret;
+    use store::SealKey;
     use store::memory::{MemoryOptions, MemoryStore};
-    use store::{SealKey, SigningSecret};
 
     use super::*;
 

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::{AttemptResult, Occurrence, Schedule, Term, Timestamp};
+use domain::{AttemptResult, Occurrence, Schedule, Tenant, Term, Timestamp};
 use futures_util::future::BoxFuture;
 use runtime::Monotonic;
-use store::Tenant;
 
 /// One attempt, with everything that it needs.
 #[derive(Clone, Debug)]

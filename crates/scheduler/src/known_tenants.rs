@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 
-use domain::{PollerId, TenantId};
-use store::{ApiKey, Tenant};
+use domain::{ApiKey, PollerId, Tenant, TenantId};
 
 #[derive(Default)]
 pub(crate) struct KnownTenants(RwLock<Arc<Known>>);

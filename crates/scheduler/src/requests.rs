@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Spec, Timestamp};
-use store::Tenant;
+use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Spec, Tenant, Timestamp};
 
 /// A request for a new schedule; its spec has been checked.
 #[derive(Clone, Debug)]

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use domain::{PollerId, TenantId};
-use store::{ApiKey, Audit, Outdated, StoreError, Tenant};
+use domain::{ApiKey, Audit, PollerId, Tenant, TenantId};
+use store::{Outdated, StoreError};
 
 use crate::cluster::ownership::{give, new_pollers};
 use crate::firing::messages::Gained;

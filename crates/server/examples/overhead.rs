@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::http::StatusCode;
-use domain::{AttemptResult, TenantId};
+use domain::{ApiKey, AttemptResult, Audit, SigningSecret, Tenant, TenantId};
 use futures_util::future::{BoxFuture, FutureExt, join_all, ready};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Scheduler};
 use server::{Options, Server};
 use sha2::{Digest, Sha256};
+use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{ApiKey, Audit, SigningSecret, Store, Tenant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
+use domain::{ApiKey, Role, Tenant};
 use sha2::{Digest, Sha256};
-use store::{ApiKey, Role, Tenant};
 use subtle::ConstantTimeEq;
 
 use crate::refusal::{Kind, Refused, refuse};

@@ -2,10 +2,9 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
-use domain::{Secret, Timestamp};
+use domain::{ApiKey, Role, Secret, SigningSecret, Timestamp};
 use runtime::Runtime;
 use sha2::{Digest, Sha256};
-use store::{ApiKey, Role, SigningSecret};
 
 /// A key, and what goes after `Bearer`.
 pub fn new_key(runtime: &Runtime, role: Role, name: &str, expires_at: Option<Timestamp>) -> (ApiKey, String) {

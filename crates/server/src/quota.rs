@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use api::FieldError;
 use domain::quota::{Rate, TokenBucket};
-use domain::{Quota, ScheduleId, Spec, Status, TenantId, Timestamp, When};
+use domain::{Quota, ScheduleId, Spec, Status, Tenant, TenantId, Timestamp, When};
 use runtime::Monotonic;
 use scheduler::Scheduler;
-use store::Tenant;
 
 use crate::refusal::{Kind, Refused, refuse_quota};
 

@@ -7,11 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use bytes::Bytes;
-use domain::{ScheduleId, Spec, Timestamp};
+use domain::{ScheduleId, Spec, Tenant, Timestamp};
 use futures_util::FutureExt;
 use runtime::Runtime;
 use scheduler::{Scheduler, Tenants};
-use store::Tenant;
 use tracing::Instrument;
 
 use crate::Options;

@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use domain::retry::RetryPolicy;
-use domain::{AttemptResult, HttpTarget, Incarnation, Schedule, Spec, Target, TenantId, Timestamp, When};
-use store::{Audit, SigningSecret, Store, StoreError, Tenant};
+use domain::{
+    AttemptResult, Audit, HttpTarget, Incarnation, Schedule, SigningSecret, Spec, Target, Tenant, TenantId, Timestamp,
+    When,
+};
+use store::{Store, StoreError};
 
 use crate::{Expected, Random};
 

@@ -35,13 +35,15 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytes::Bytes;
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+};
 use journal::Journal;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 use store::{
-    Arrival, Audit, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage,
-    ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Arrival, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage, ListRead,
+    Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal, Written,
 };
 use tokio::sync::{mpsc, oneshot};
 
@@ -320,7 +322,7 @@ impl Store for EmbeddedStore {
 
     fn put_tenant(&self, tenant: Tenant, entry: Audit) -> store::Answer<'_, Result<(), Outdated>> {
         Box::pin(async move {
-            store::tenant::check_put(&tenant, &entry);
+            store::check_put_tenant(&tenant, &entry);
             self.check_user().await?;
             let mut entries = self.builder(Kind::ChangeTenant);
             entries.change_tenant(&tenant, &entry);

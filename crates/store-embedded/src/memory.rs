@@ -8,8 +8,8 @@ mod states;
 
 use std::collections::BTreeMap;
 
-use domain::{PollerId, ShardId, TenantId, Term};
-use store::{HandedOver, Positions, Tenant};
+use domain::{PollerId, ShardId, Tenant, TenantId, Term};
+use store::{HandedOver, Positions};
 
 pub(crate) use active::Active;
 pub(crate) use arrivals::Arrivals;

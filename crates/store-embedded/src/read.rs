@@ -6,9 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Edition, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, Seen, TenantId, Timestamp,
+    Audit, DueKey, Edition, Incarnation, Occurrence, PollerId, RunState, Schedule, ScheduleId, Seen, TenantId,
+    Timestamp,
 };
-use store::{Audit, DueBound, DuePage, DueRead, StoreError};
+use store::{DueBound, DuePage, DueRead, StoreError};
 
 use crate::codec::row::{self, Changed};
 use crate::codec::{Malformed, Take, key, run};
@@ -210,7 +211,7 @@ impl Rows {
         let to = just_after(&key::audit(tenant, u64::MAX));
         let mut entries = Vec::new();
         self.collect(Family::Points, &from, &to, limit, |_, value| {
-            entries.push(store::tenant::decode_audit(value).map_err(|_| Malformed { what: "an audit entry", at: 0 })?);
+            entries.push(stored::tenant::decode_audit(value).map_err(|_| Malformed { what: "an audit entry", at: 0 })?);
             Ok(())
         })?;
         Ok(entries)

@@ -12,10 +12,10 @@ use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Secret, Spec,
-    Target, TargetKey, TenantId, Timestamp, When,
+    ApiKey, Attempt, AttemptResult, DueKey, HttpTarget, Incarnation, Occurrence, PollerId, Revision, RunState, Secret,
+    SigningSecret, Spec, Target, TargetKey, Tenant, TenantId, Timestamp, When,
 };
-use store::{ApiKey, HandedOver, SigningSecret, StoreError, Tenant};
+use store::{HandedOver, StoreError};
 
 #[cfg(test)]
 mod tests;
@@ -224,7 +224,7 @@ fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
 pub(crate) fn take_tenant(id: TenantId, stored: &[u8]) -> Result<Tenant, StoreError> {
     match stored.first() {
         Some(&VERSION) => Ok(take_first_tenant(id, stored)?),
-        _ => store::tenant::decode(id, stored).map_err(StoreError::Damaged),
+        _ => stored::tenant::decode(id, stored).map_err(StoreError::Damaged),
     }
 }
 

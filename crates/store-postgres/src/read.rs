@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use domain::occurrence::Run;
-use domain::{Incarnation, Occurrence, PollerId, Schedule, ScheduleId, TenantId, Timestamp};
+use domain::{Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Tenant, TenantId, Timestamp};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
-use store::{Audit, Outdated, Positions, StoreError, Tenant, tenant};
+use store::{Outdated, Positions, StoreError};
 use uuid::Uuid;
 
 use crate::codec;
@@ -179,9 +179,10 @@ impl Inner {
     }
 
     pub(crate) async fn put_tenant(&self, tenant: &Tenant, entry: &Audit) -> Result<Result<(), Outdated>, StoreError> {
-        tenant::check_put(tenant, entry);
+        store::check_put_tenant(tenant, entry);
         let (id, version) = (i64::from(tenant.id.0), tenant.version.cast_signed());
-        let parameters = &[&id as _, &version as _, &tenant::encode(tenant) as _, &tenant::encode_audit(entry) as _];
+        let parameters =
+            &[&id as _, &version as _, &stored::tenant::encode(tenant) as _, &stored::tenant::encode_audit(entry) as _];
         let written = self.readers.query(PUT_TENANT, parameters).await.map_err(|failure| self.told(failure))?;
         Ok(if written.is_empty() { Err(Outdated) } else { Ok(()) })
     }
@@ -189,7 +190,7 @@ impl Inner {
     pub(crate) async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
         let (id, after) = (i64::from(tenant.0), after.cast_signed());
         let rows = self.readers.query(AUDIT, &[&id, &after, &limit_number(limit)]).await.map_err(store_error)?;
-        rows.iter().map(|row| tenant::decode_audit(row.get(0)).map_err(StoreError::Damaged)).collect()
+        rows.iter().map(|row| stored::tenant::decode_audit(row.get(0)).map_err(StoreError::Damaged)).collect()
     }
 }
 

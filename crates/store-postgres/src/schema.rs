@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Runtime, TaskSet};
-use store::tenant::SecretBytes;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::OpenError;
@@ -104,6 +103,16 @@ pub struct Cluster {
     pub peer_secret: SecretBytes,
     /// The id of the place where its members meet, if one has joined before this was opened.
     pub meets_in: Option<String>,
+}
+
+/// Bytes that must not appear in a log.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretBytes(pub Vec<u8>);
+
+impl std::fmt::Debug for SecretBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretBytes(…)")
+    }
 }
 
 /// The cluster, if the schema is this build's and the cluster the one that is expected.

@@ -27,7 +27,6 @@ mod error;
 pub mod listing;
 pub mod seal;
 mod sealed;
-pub mod tenant;
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -37,15 +36,14 @@ use std::sync::Arc;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Edition, Incarnation, LabelKey, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, ShardId,
-    Status, TenantId, Term, Timestamp,
+    Audit, DueKey, Edition, Incarnation, LabelKey, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, ShardId,
+    Status, Tenant, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
 
 pub use error::{StoreError, WriteRefusal};
-pub use seal::{KeyId, Seal, SealKey};
+pub use seal::{Seal, SealKey};
 pub use sealed::SealedStore;
-pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, StoreError>>;
 
@@ -154,6 +152,18 @@ pub trait Store: Send + Sync + 'static {
 /// Somebody else changed the tenant meanwhile: read it again, and decide anew.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Outdated;
+
+/// What a caller owes [`Store::put_tenant`]; engines look.
+///
+/// # Panics
+/// If the caller broke that.
+pub fn check_put_tenant(tenant: &Tenant, entry: &Audit) {
+    let is_operators = tenant.id == Tenant::OPERATOR;
+    assert_eq!(tenant.generations.is_empty(), is_operators, "a tenant has pollers, and the operators have none");
+    assert_eq!(tenant.version, entry.version, "a change is told with its version");
+    assert!(is_operators || tenant.store_keys.is_empty(), "the store's keys are the operators'");
+    assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "no quota is above its ceiling");
+}
 
 /// A place in a stream of an engine; only the engine knows what it means. [`Cursor::default`] is the beginning.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

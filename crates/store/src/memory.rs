@@ -20,15 +20,16 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Status, TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Status, Tenant, TenantId, Term,
+    Timestamp,
 };
 use runtime::Runtime;
 
 use self::call::Access;
 use self::model::{Model, Writer};
 use crate::{
-    Answer, Arrival, Audit, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage,
-    ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage, ListRead,
+    Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal, Written,
 };
 
 /// How a [`MemoryStore`] behaves within what the port allows.

@@ -14,16 +14,14 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use domain::{Schedule, ScheduleId, Secret, Target, TenantId};
+use domain::{KeyId, Schedule, ScheduleId, Secret, Target, Tenant, TenantId};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use ring::hmac;
 use runtime::Runtime;
 
-use crate::Tenant;
-
 const FORM: u8 = 1;
 const KEY_LEN: usize = 32;
-const KEY_ID_LEN: usize = 8;
+const KEY_ID_LEN: usize = KeyId::LEN;
 const SALT_LEN: usize = 12;
 const NONCE_LEN: usize = 12;
 const TAG_LEN: usize = 16;
@@ -57,32 +55,6 @@ impl Place<'_> {
             bytes.extend(text.as_bytes());
         }
         bytes
-    }
-}
-
-/// Names a key, and tells nothing of it: two keys have two ids.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KeyId([u8; KEY_ID_LEN]);
-
-impl KeyId {
-    /// What `Display` wrote, read; `None` if it did not.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();
-        let bytes: Vec<u8> = (0..text.len()).step_by(2).map(byte).collect::<Option<_>>()?;
-        bytes.try_into().ok().map(KeyId)
-    }
-}
-
-impl fmt::Display for KeyId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for KeyId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeyId({self})")
     }
 }
 

@@ -8,13 +8,15 @@
 use std::sync::Arc;
 
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+};
 use runtime::Runtime;
 
 use crate::seal::Seal;
 use crate::{
-    Answer, Arrival, Audit, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage,
-    ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, Tenant, WriteRefusal, Written,
+    Answer, Arrival, Change, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage,
+    ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, WriteRefusal, Written,
 };
 
 pub struct SealedStore {

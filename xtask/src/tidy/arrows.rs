@@ -40,7 +40,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
     Rule { name, may_use, tests_may_use, outside: None }
 }
 
-const RULES: [Rule; 23] = [
+const RULES: [Rule; 24] = [
     // Pure: no async runtime, clock, randomness or I/O in sight.
     Rule {
         name: "domain",
@@ -50,6 +50,12 @@ const RULES: [Rule; 23] = [
     },
     Rule { name: "paxos", may_use: &[], tests_may_use: &[], outside: Some(&["bytes", "thiserror"]) },
     Rule { name: "api", may_use: &[], tests_may_use: &[], outside: Some(&["jiff", "schemars", "serde", "serde_json"]) },
+    Rule {
+        name: "stored",
+        may_use: &["domain"],
+        tests_may_use: &[],
+        outside: Some(&["base64", "serde", "serde_json"]),
+    },
     rule("runtime", &["domain"], &["simulator"]),
     rule("journal", &["runtime"], &["simulator"]),
     rule("store", &["domain", "runtime"], &["simulator"]),
@@ -61,8 +67,8 @@ const RULES: [Rule; 23] = [
         &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"],
         &["domain", "test-servers"],
     ),
-    rule("store-embedded", &["domain", "runtime", "journal", "store"], &["simulator"]),
-    rule("store-postgres", &["domain", "runtime", "store", "postgres-client"], &["test-servers"]),
+    rule("store-embedded", &["domain", "runtime", "journal", "store", "stored"], &["simulator"]),
+    rule("store-postgres", &["domain", "runtime", "store", "stored", "postgres-client"], &["test-servers"]),
     rule("postgres-client", &["runtime"], &["test-servers"]),
     rule("scheduler", &["domain", "runtime", "store", "coordination"], &["simulator"]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),

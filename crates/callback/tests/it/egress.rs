@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use callback::{HttpDeliver, Options};
 use domain::egress::Class;
-use domain::{AttemptResult, Egress};
+use domain::{AttemptResult, Egress, Tenant};
 use futures_util::FutureExt;
 use scheduler::{Delivered, Delivery};
-use store::Tenant;
 
 use crate::support::{Listening, OK, deliverer, delivery, loopback, sent, target};
 

@@ -1,11 +1,9 @@
 //! What a target receives.
 
 use callback::Options;
-use domain::AttemptResult;
+use domain::{AttemptResult, SigningSecret};
 use scheduler::Delivered;
 use std::sync::Arc;
-
-use store::SigningSecret;
 
 use crate::support::{Listening, OK, Received, deliverer, delivery, secret, sent, target};
 

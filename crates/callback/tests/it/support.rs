@@ -9,12 +9,11 @@ use callback::{HttpDeliver, Options};
 use domain::egress::Class;
 use domain::retry::RetryPolicy;
 use domain::{
-    Egress, HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target,
-    TenantId, Term, When,
+    Egress, HttpTarget, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, SigningSecret, Spec, Status,
+    Target, Tenant, TenantId, Term, When,
 };
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery};
-use store::{SigningSecret, Tenant};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 

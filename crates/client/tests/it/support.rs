@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use callback::HttpDeliver;
 use domain::egress::Class;
-use domain::{Egress, TenantId, Timestamp};
+use domain::{ApiKey, Audit, Egress, Role, SigningSecret, Tenant, TenantId, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt as _};
 use reveille_client::{Client, Options, ScheduleRequest};
 use runtime::Runtime;
 use scheduler::{Registry, Scheduler};
 use server::Server;
 use sha2::{Digest as _, Sha256};
+use store::Store as _;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{ApiKey, Audit, Role, SigningSecret, Store as _, Tenant};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;

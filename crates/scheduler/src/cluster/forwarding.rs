@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use coordination::MemberId;
-use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, Status, TenantId};
+use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, Status, Tenant, TenantId};
 use futures_util::future::join_all;
-use store::{Mark, StoreError, Tenant};
+use store::{Mark, StoreError};
 use tokio::sync::oneshot;
 
 use crate::changes::{Changes, Undone, home};

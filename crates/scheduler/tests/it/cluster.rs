@@ -233,7 +233,7 @@ fn a_tenant_that_gets_more_pollers_loses_nothing_while_members_learn_of_them_one
         let (a, b) = (town.join("a").await, town.join("b").await);
         town.settle(&[&a, &b]).await;
         let mut ids = town.schedule("a", &a, town.in_ms(3_000), 100).await;
-        let grown = store::Tenant { version: 2, generations: vec![64, 128], ..tenant(TENANT) };
+        let grown = domain::Tenant { version: 2, generations: vec![64, 128], ..tenant(TENANT) };
         put_tenant(&town.store, grown.clone()).await.unwrap();
         // Asked of a member that knows of the new pollers before the owners do.
         for n in 0..30 {

@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use domain::retry::RetryPolicy;
-use domain::{AttemptResult, HttpTarget, Occurrence, Schedule, ScheduleId, Spec, Target, TenantId, Timestamp, When};
+use domain::{
+    AttemptResult, Audit, HttpTarget, Occurrence, Schedule, ScheduleId, SigningSecret, Spec, Target, Tenant, TenantId,
+    Timestamp, When,
+};
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use scheduler::{Create, CreateRefusal, Deliver, Delivered, Delivery, Options, Registry, Scheduler};
 use simulator::Simulation;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Audit, SigningSecret, Store, StoreError, Tenant};
+use store::{Store, StoreError};
 
 /// One attempt, as the receiver saw it.
 #[derive(Clone, Debug)]

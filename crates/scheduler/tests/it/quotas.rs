@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use domain::{AttemptResult, Quota, Quotas, TenantId, Timestamp, When};
+use domain::{AttemptResult, Audit, Quota, Quotas, Tenant, TenantId, Timestamp, When};
 use scheduler::{Create, Options};
-use store::{Audit, Tenant};
 
 use crate::house::{Call, House, TENANT, ok, simulate, spec, tenant};
 

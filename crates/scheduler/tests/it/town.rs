@@ -228,8 +228,8 @@ impl Town {
     }
 }
 
-pub(crate) fn town_tenant() -> store::Tenant {
-    store::Tenant { generations: vec![64], ..tenant(TENANT) }
+pub(crate) fn town_tenant() -> domain::Tenant {
+    domain::Tenant { generations: vec![64], ..tenant(TENANT) }
 }
 
 pub(crate) fn named(id: &str, at: Timestamp) -> Create {

@@ -39,7 +39,7 @@ const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "appli
 
 pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Response<Body>, Refused> {
     let (head, body) = request.into_parts();
-    let caller = authenticate(&shared, &head.headers, store::Role::Writer)?;
+    let caller = authenticate(&shared, &head.headers, domain::Role::Writer)?;
     check_content_type(&head.headers, NDJSON)?;
     let lines = Lines::new(body, shared.options.body_bytes_max);
     let batch = Batch { shared, caller, lines, group: Group::default(), under_way: FuturesOrdered::new() };

@@ -7,9 +7,8 @@ use api::{CancelResult, Cancelled, FieldError, ScheduleSummary};
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, Response, StatusCode};
-use domain::{Schedule, ScheduleId, Status, Timestamp, When};
+use domain::{Role, Schedule, ScheduleId, Status, Timestamp, When};
 use scheduler::{CancelAnswer, Create, CreateRefusal, PutAnswer, Timing};
-use store::Role;
 
 use super::schedules::{JSON, find_id, made, may_be_made, never_fires, not_found, refuse_create};
 use super::{check_content_type, dry_run};

@@ -7,10 +7,9 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Response, StatusCode};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Status, TargetKey, Timestamp};
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Role, Status, TargetKey, Timestamp};
 use percent_encoding::percent_decode_str;
 use scheduler::Tenants;
-use store::Role;
 use store::listing::{By, Listing, Place};
 
 use super::runs::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, bad};

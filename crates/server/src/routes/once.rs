@@ -14,11 +14,10 @@ use api::FieldError;
 use axum::body::Body;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use bytes::Bytes;
-use domain::{Incarnation, Revision, Schedule, ScheduleId, Status, TenantId, decide};
+use domain::{Incarnation, Revision, Schedule, ScheduleId, Status, Tenant, TenantId, decide};
 use scheduler::{Create, Timing};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
-use store::Tenant;
 
 use super::changes::{TRIES, others, put_answer};
 use super::dry_run;

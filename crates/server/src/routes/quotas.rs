@@ -6,8 +6,7 @@ mod tests;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, Response, StatusCode};
-use domain::{Quota, Quotas};
-use store::{Role, Tenant};
+use domain::{Quota, Quotas, Role, Tenant};
 
 use super::tenants::read;
 use super::tenants::settings::change_settings;

@@ -4,9 +4,8 @@ use api::{FieldError, Redriven, RunPage};
 use axum::body::Body;
 use axum::http::{HeaderMap, Response, StatusCode};
 use domain::occurrence::Run;
-use domain::{RunId, ScheduleId};
+use domain::{Role, RunId, ScheduleId};
 use scheduler::RedriveAnswer;
-use store::Role;
 
 use super::schedules::{find_id, not_found};
 use crate::answer;

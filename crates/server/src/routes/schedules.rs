@@ -5,9 +5,8 @@ use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CACHE_CONTROL, LOCATION};
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
-use domain::{Edition, Schedule, ScheduleId, Status, When};
+use domain::{Edition, Role, Schedule, ScheduleId, Status, When};
 use scheduler::{Create, CreateRefusal, Timing};
-use store::Role;
 
 use super::{check_content_type, dry_run, once};
 use crate::answer;

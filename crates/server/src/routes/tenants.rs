@@ -9,9 +9,8 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, Response, StatusCode};
-use domain::{ScheduleId, TenantId, Timestamp};
+use domain::{ApiKey, Audit, Role, ScheduleId, SigningSecret, Tenant, TenantId, Timestamp};
 use serde::de::DeserializeOwned;
-use store::{ApiKey, Audit, Role, SigningSecret, Tenant};
 
 use super::check_content_type;
 use super::quotas::{set_ceilings, set_quotas, sheet_of};

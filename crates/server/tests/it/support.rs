@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::egress::Class;
-use domain::{AttemptResult, Egress, Target, TenantId, Timestamp};
+use domain::{ApiKey, AttemptResult, Audit, Egress, Role, SigningSecret, Target, Tenant, TenantId, Timestamp};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Scheduler};
 use serde_json::Value;
 use server::{Options, Readiness, Server};
 use sha2::{Digest, Sha256};
+use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{ApiKey, Audit, Role, SigningSecret, Store, Tenant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;

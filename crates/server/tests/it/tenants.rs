@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use domain::{ApiKey, Audit, Role, Tenant};
 use serde_json::{Value, json};
-use store::{ApiKey, Audit, Role, Store, Tenant};
+use store::Store;
 
 use crate::support::{Answer, FOREIGN_KEY, KEY, OPERATOR_KEY, World, body};
 

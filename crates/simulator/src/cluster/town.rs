@@ -7,12 +7,12 @@ use std::time::Duration;
 use coordination::Ownership;
 use coordination::membership::{self, Profile};
 use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
-use domain::ShardId;
+use domain::{ShardId, Tenant};
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Options, Peering, Registry, Scheduler};
+use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Store, Tenant};
 
 use super::far::{FarOwnership, FarStore};
 use super::mutant::Mutant;

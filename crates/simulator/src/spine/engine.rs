@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::Incarnation;
+use domain::{Incarnation, Tenant};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Options, Registry, Scheduler};
+use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Store, Tenant};
 use store_embedded::{EmbeddedStore, IndexKind};
 
 use super::mutant::{Memory, Mutant, Mutated, Unsynced};

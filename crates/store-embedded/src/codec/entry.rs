@@ -1,9 +1,10 @@
 //! Journal entries: one call's batch, or a part of it. Items are decoded one by one and borrow the entry's bytes.
 
 use domain::{
-    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Seen, ShardId, TenantId, Term, Timestamp,
+    Audit, DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, ScheduleId, Seen, ShardId, Tenant, TenantId,
+    Term, Timestamp,
 };
-use store::{Audit, Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, Tenant};
+use store::{Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions};
 
 use super::{Malformed, Put, Take, row, run, tenant};
 
@@ -94,8 +95,8 @@ impl Builder {
         self.item(|out| {
             out.u32(tenant.id.0);
             out.u64(tenant.version);
-            out.blob(&store::tenant::encode(tenant));
-            out.blob(&store::tenant::encode_audit(entry));
+            out.blob(&stored::tenant::encode(tenant));
+            out.blob(&stored::tenant::encode_audit(entry));
         });
     }
 
@@ -297,9 +298,9 @@ pub(crate) struct RunItem<'a> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct TenantItem<'a> {
     pub tenant: Tenant,
-    /// As [`store::tenant::encode`] writes it.
+    /// As [`stored::tenant::encode`] writes it.
     pub value: &'a [u8],
-    /// As [`store::tenant::encode_audit`] writes it.
+    /// As [`stored::tenant::encode_audit`] writes it.
     pub entry: &'a [u8],
 }
 

@@ -1,7 +1,6 @@
-//! Tenants: the rows that builds wrote before changes were counted. Later ones are [`store::tenant::encode`]'s.
+//! Tenants: the rows that builds wrote before changes were counted. Later ones are [`stored::tenant::encode`]'s.
 
-use domain::{TenantId, Timestamp};
-use store::{ApiKey, SigningSecret, Tenant};
+use domain::{ApiKey, SigningSecret, Tenant, TenantId, Timestamp};
 
 use super::{Malformed, Take, key};
 
@@ -11,7 +10,7 @@ const KEY_LEN_MIN: usize = 4 + 32 + 1;
 /// # Errors
 /// If the row is not one.
 pub(crate) fn take(id: TenantId, value: &[u8]) -> Result<Tenant, Malformed> {
-    store::tenant::decode(id, value).map_err(|_| Malformed { what: "a tenant", at: 0 })
+    stored::tenant::decode(id, value).map_err(|_| Malformed { what: "a tenant", at: 0 })
 }
 
 /// A row under its key, of whatever build.

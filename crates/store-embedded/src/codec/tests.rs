@@ -5,13 +5,13 @@ use domain::occurrence::Run;
 use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::{
-    Attempt, AttemptResult, Edition, HttpTarget, LabelKey, RunState, Schedule, ScheduleId, Secret, Seen, ShardId, Spec,
-    Status, Target, Term, When,
+    ApiKey, Attempt, AttemptResult, Audit, Edition, HttpTarget, LabelKey, RunState, Schedule, ScheduleId, Secret, Seen,
+    ShardId, SigningSecret, Spec, Status, Target, Tenant, Term, When,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
-use store::{ApiKey, Audit, Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions, SigningSecret, Tenant};
+use store::{Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions};
 
 use super::entry::{Builder, ChangeItem, InsertItem, Kind, Reader, WriteItem, take_attempts};
 use super::listed::Bucket;
@@ -467,7 +467,7 @@ fn what_earlier_builds_wrote_of_a_tenant_is_read() {
     assert_eq!((reader.kind, reader.count), (Kind::PutTenant, 1));
     let (read, value) = reader.tenant().unwrap();
     assert_eq!((first(read), value), (a_tenant(), &*row));
-    assert_eq!(tenant::take_row(&key, &store::tenant::encode(&a_tenant())), Ok(a_tenant()));
+    assert_eq!(tenant::take_row(&key, &stored::tenant::encode(&a_tenant())), Ok(a_tenant()));
 }
 
 fn unhex(text: &str) -> Vec<u8> {

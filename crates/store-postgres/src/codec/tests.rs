@@ -189,5 +189,5 @@ fn what_an_earlier_build_wrote_of_a_tenant_is_read() {
     expected.generations.push(4);
     expected.keys.push(ApiKey::admin("k1", [2; 32], at));
     assert_eq!(tenant, expected);
-    assert_eq!(take_tenant(TenantId(7), &store::tenant::encode(&expected)), Ok(expected));
+    assert_eq!(take_tenant(TenantId(7), &stored::tenant::encode(&expected)), Ok(expected));
 }

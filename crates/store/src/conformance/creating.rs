@@ -10,14 +10,14 @@ use domain::recurrence::Cron;
 use domain::retry::RetryPolicy;
 use domain::schedule::HttpTarget;
 use domain::{
-    DueKey, Egress, Incarnation, Quota, Quotas, RunState, Schedule, ScheduleId, Secret, Status, Target, TenantId,
-    Timestamp, When,
+    ApiKey, Audit, DueKey, Egress, Incarnation, Quota, Quotas, Role, RunState, Schedule, ScheduleId, Secret,
+    SigningSecret, Status, Target, Tenant, TenantId, Timestamp, When,
 };
 use futures_util::future::join;
 
 use super::Subject;
 use super::scene::{OTHER_TENANT, Scene, TENANT, id, insert_of, minute, poller, yield_times};
-use crate::{ApiKey, Arrival, Audit, Cursor, Health, Insert, Inserted, Mark, Outdated, Role, SigningSecret, Tenant};
+use crate::{Arrival, Cursor, Health, Insert, Inserted, Mark, Outdated};
 
 pub(super) async fn what_is_inserted_is_read_by_name_and_by_incarnation(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;

@@ -1,10 +1,10 @@
 //! What was answered is there after the store was closed and opened. (Kills and crashes are each engine's own tests.)
 
-use domain::{DueKey, Occurrence, RunState, Schedule};
+use domain::{Audit, DueKey, Occurrence, RunState, Schedule, SigningSecret, Tenant};
 
 use super::Subject;
 use super::scene::{OTHER_TENANT, Scene, TENANT, due_of, id, insert_in, minute, poller, run_of};
-use crate::{Audit, Change, Cursor, Inserted, SigningSecret, Tenant, WriteRefusal};
+use crate::{Change, Cursor, Inserted, WriteRefusal};
 
 pub(super) async fn everything_is_there_after_a_reopen(subject: &dyn Subject) {
     let mut scene = Scene::open(subject).await;

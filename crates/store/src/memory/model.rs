@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Incarnation, LabelKey, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Status, TargetKey,
-    TenantId, Term, Timestamp,
+    Audit, DueKey, Incarnation, LabelKey, Occurrence, PollerId, RunState, Schedule, ScheduleId, ShardId, Status,
+    TargetKey, Tenant, TenantId, Term, Timestamp,
 };
 
 use crate::{
-    Arrival, Audit, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, ListBy, ListPage, ListRead,
-    Outdated, Positions, Tenant, WriteRefusal, tenant,
+    Arrival, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, ListBy, ListPage, ListRead, Outdated,
+    Positions, WriteRefusal,
 };
 
 /// Who writes a due row.
@@ -137,7 +137,7 @@ impl Model {
     }
 
     pub(super) fn put_tenant(&mut self, tenant: Tenant, entry: Audit) -> Result<(), Outdated> {
-        tenant::check_put(&tenant, &entry);
+        crate::check_put_tenant(&tenant, &entry);
         if self.tenants.get(&tenant.id).is_some_and(|known| known.version + 1 != tenant.version) {
             return Err(Outdated);
         }

@@ -5,7 +5,9 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 
 use domain::occurrence::Run;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, TenantId, Term, Timestamp};
+use domain::{
+    Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
+};
 use futures_util::FutureExt as _;
 use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
@@ -15,9 +17,9 @@ use store::conformance::Case;
 use store::conformance::differential::{self, Operation};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
-    Answer, Arrival, Audit, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted,
-    ListBy, ListPage, ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, Tenant,
-    WriteRefusal, Written,
+    Answer, Arrival, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted,
+    ListBy, ListPage, ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal,
+    Written,
 };
 
 use crate::support::{Memory, weak_and_slow};

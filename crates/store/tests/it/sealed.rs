@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use domain::{Secret, Target};
+use domain::{Audit, Secret, SigningSecret, Target, Tenant};
 use runtime::Runtime;
 use store::conformance::Case;
 use store::memory::{MemoryOptions, MemoryStore};
-use store::{Audit, Change, Insert, OwnerWrite, Seal, SealKey, SealedStore, SigningSecret, Store, Tenant};
+use store::{Change, Insert, OwnerWrite, Seal, SealKey, SealedStore, Store};
 
 use crate::support::{Memory, POLLER, TENANT, insert, minute, on_real};
 

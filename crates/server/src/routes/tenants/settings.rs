@@ -1,10 +1,9 @@
 //! What operators set about a tenant, and how a patch of it is merged (RFC 7396).
 
-use domain::Egress;
 use domain::egress::NETWORKS_MAX;
+use domain::{ApiKey, Egress, Tenant};
 use serde::Deserialize;
 use serde_json::Value;
-use store::{ApiKey, Tenant};
 
 use super::change;
 use crate::refusal::{Kind, Refused, refuse};

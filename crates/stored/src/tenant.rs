@@ -1,169 +1,9 @@
-//! Who may use the service, as the store keeps it.
+//! Tenants and the entries of their audit logs, as JSON.
 
 use std::collections::BTreeMap;
 
-use domain::{Egress, Quota, Quotas, Secret, TenantId, Timestamp};
+use domain::{ApiKey, Audit, Egress, KeyId, Quota, Quotas, Role, Secret, SigningSecret, Tenant, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
-
-use crate::seal::KeyId;
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Tenant {
-    pub id: TenantId,
-    /// As [`domain::ScheduleId`]'s form.
-    pub name: String,
-    /// Counts the changes; 0 for one that was made before they were counted.
-    pub version: u64,
-    /// How many pollers each generation has, the oldest first; new schedules go to the last. Empty for
-    /// [`Tenant::OPERATOR`] only.
-    pub generations: Vec<u16>,
-    /// What signs its callbacks, the newest first: one, or two while one takes over from the other.
-    pub signing_secrets: Vec<SigningSecret>,
-    pub keys: Vec<ApiKey>,
-    /// What it may use; its admins change it.
-    pub quotas: Quotas,
-    /// How high they may set it; operators change that. No quota is above its ceiling.
-    pub ceilings: Quotas,
-    /// Where its callbacks may go.
-    pub egress: Egress,
-    /// The keys that ever sealed a secret of the store, the oldest first. Of [`Tenant::OPERATOR`] only.
-    pub store_keys: Vec<KeyId>,
-}
-
-impl Tenant {
-    /// Whose keys are those of the operators. It has no schedules.
-    pub const OPERATOR: TenantId = TenantId(0);
-
-    /// A tenant without keys and limits of its own, in its first version, that calls public addresses only.
-    #[must_use]
-    pub fn new(id: TenantId, name: &str, pollers: u16, secret: SigningSecret) -> Self {
-        Tenant {
-            id,
-            name: name.to_owned(),
-            version: 1,
-            generations: vec![pollers],
-            signing_secrets: vec![secret],
-            keys: Vec::new(),
-            quotas: Quotas::NONE,
-            ceilings: Quotas::NONE,
-            egress: Egress::default(),
-            store_keys: Vec::new(),
-        }
-    }
-
-    /// How many its quota asks for; `unlimited` is for a tenant without that quota.
-    #[must_use]
-    pub fn pollers_needed(&self, unlimited: u16) -> u16 {
-        self.quotas.get(Quota::CallbacksPerMinute).map_or(unlimited, domain::quota::pollers)
-    }
-
-    /// Sees to it that it has as many pollers as its quota asks for: if not, a new generation, for the schedules that are
-    /// made from now on. One that has more keeps them. `unlimited` as for
-    /// [`Tenant::pollers_needed`].
-    pub fn grow_pollers(&mut self, unlimited: u16) {
-        let needed = self.pollers_needed(unlimited);
-        if self.generations.last().is_some_and(|present| *present < needed) {
-            self.generations.push(needed);
-        }
-    }
-}
-
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SigningSecret {
-    pub id: String,
-    /// 24 to 64 bytes.
-    pub secret: Secret,
-    pub created_at: Timestamp,
-}
-
-impl SigningSecret {
-    /// The one that a tenant begins with.
-    #[must_use]
-    pub fn first(secret: Vec<u8>, created_at: Timestamp) -> Self {
-        SigningSecret { id: "first".to_owned(), secret: secret.into(), created_at }
-    }
-}
-
-/// A key of the HTTP API. The secret itself is shown once, to who made it, and is not kept.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ApiKey {
-    /// The part before the dot in `id.secret`.
-    pub id: String,
-    /// What a person calls it; may be empty.
-    pub name: String,
-    pub secret_sha256: [u8; 32],
-    pub role: Role,
-    pub created_at: Timestamp,
-    pub expires_at: Option<Timestamp>,
-}
-
-impl ApiKey {
-    /// An admin's, without a name and for ever.
-    #[must_use]
-    pub fn admin(id: &str, secret_sha256: [u8; 32], created_at: Timestamp) -> Self {
-        let (id, name) = (id.to_owned(), String::new());
-        ApiKey { id, name, secret_sha256, role: Role::Admin, created_at, expires_at: None }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Role {
-    /// Reads the tenant's schedules and runs.
-    Reader,
-    /// Makes and changes them, too.
-    Writer,
-    /// Changes the tenant's keys, secrets and quotas, too.
-    Admin,
-    /// Makes and changes tenants; has no schedules.
-    Operator,
-}
-
-/// Bytes that must not appear in a log.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SecretBytes(pub Vec<u8>);
-
-impl std::fmt::Debug for SecretBytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SecretBytes(…)")
-    }
-}
-
-/// Who made a tenant's version, and what is different in it. Nothing of a secret is in it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Audit {
-    /// The tenant's version that the change made.
-    pub version: u64,
-    #[serde(with = "millis")]
-    pub at: Timestamp,
-    /// The id of the key that asked for it, or the command that made it.
-    pub actor: String,
-    /// As `key.create`.
-    pub action: String,
-    /// What it was about, as a key's id.
-    pub subject: String,
-}
-
-impl Audit {
-    /// What made `tenant` what it is now.
-    #[must_use]
-    pub fn of(tenant: &Tenant, at: Timestamp, actor: &str, action: &str, subject: &str) -> Self {
-        let [actor, action, subject] = [actor, action, subject].map(str::to_owned);
-        Audit { version: tenant.version, at, actor, action, subject }
-    }
-}
-
-/// What a caller owes [`crate::Store::put_tenant`]; engines look.
-///
-/// # Panics
-/// If the caller broke that.
-pub fn check_put(tenant: &Tenant, entry: &Audit) {
-    let is_operators = tenant.id == Tenant::OPERATOR;
-    assert_eq!(tenant.generations.is_empty(), is_operators, "a tenant has pollers, and the operators have none");
-    assert_eq!(tenant.version, entry.version, "a change is told with its version");
-    assert!(is_operators || tenant.store_keys.is_empty(), "the store's keys are the operators'");
-    assert_eq!(tenant.quotas.first_above(&tenant.ceilings), None, "no quota is above its ceiling");
-}
 
 /// The stored form of a [`Tenant`], all but its id: JSON, whose fields are only ever added.
 #[derive(Serialize, Deserialize)]
@@ -256,13 +96,52 @@ struct StoredKey {
     name: String,
     #[serde(with = "base64_bytes")]
     secret_sha256: Vec<u8>,
-    role: Role,
+    role: StoredRole,
     #[serde(with = "millis")]
     created_at: Timestamp,
     expires_at: Option<i64>,
 }
 
-/// For engines: what they keep of a tenant.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum StoredRole {
+    Reader,
+    Writer,
+    Admin,
+    Operator,
+}
+
+impl StoredRole {
+    fn of(role: Role) -> Self {
+        match role {
+            Role::Reader => StoredRole::Reader,
+            Role::Writer => StoredRole::Writer,
+            Role::Admin => StoredRole::Admin,
+            Role::Operator => StoredRole::Operator,
+        }
+    }
+
+    fn take(self) -> Role {
+        match self {
+            StoredRole::Reader => Role::Reader,
+            StoredRole::Writer => Role::Writer,
+            StoredRole::Admin => Role::Admin,
+            StoredRole::Operator => Role::Operator,
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct StoredAudit {
+    version: u64,
+    #[serde(with = "millis")]
+    at: Timestamp,
+    actor: String,
+    action: String,
+    subject: String,
+}
+
+/// Returns the stored form of a tenant. The id is not in it.
 #[must_use]
 pub fn encode(tenant: &Tenant) -> Vec<u8> {
     let secret = |it: &SigningSecret| StoredSecret {
@@ -274,7 +153,7 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
         id: it.id.clone(),
         name: it.name.clone(),
         secret_sha256: it.secret_sha256.to_vec(),
-        role: it.role,
+        role: StoredRole::of(it.role),
         created_at: it.created_at,
         expires_at: it.expires_at.map(Timestamp::as_millis),
     };
@@ -292,10 +171,10 @@ pub fn encode(tenant: &Tenant) -> Vec<u8> {
     serde_json::to_vec(&stored).expect("text, numbers and lists are always JSON")
 }
 
-/// For engines: what [`encode`] made of the tenant `id`.
+/// Returns the tenant `id` that [`encode`] encoded.
 ///
 /// # Errors
-/// What is wrong with it. Nothing of a secret is in the text.
+/// If `stored` is not a tenant. The text names the fault and contains nothing of a secret.
 pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
     // The parser's own text may quote what it found.
     let malformed = |error: serde_json::Error| format!("tenant {}: at byte {} of its row", id.0, error.column());
@@ -304,7 +183,7 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         let secret_sha256 = it.secret_sha256.try_into().map_err(|_| format!("tenant {}: a key's hash", id.0))?;
         let StoredKey { id, name, role, created_at, .. } = it;
         let expires_at = it.expires_at.map(Timestamp::from_millis);
-        Ok(ApiKey { id, name, secret_sha256, role, created_at, expires_at })
+        Ok(ApiKey { id, name, secret_sha256, role: role.take(), created_at, expires_at })
     };
     let store_keys = stored.store_keys.iter().map(|id| KeyId::parse(id)).collect::<Option<_>>();
     let secret = |it: StoredSecret| SigningSecret { id: it.id, secret: it.secret.take(), created_at: it.created_at };
@@ -334,18 +213,21 @@ fn quotas(numbers: &BTreeMap<String, u32>) -> Quotas {
     quotas
 }
 
-/// For engines: the stored form of an audit entry, JSON as well.
+/// Returns the stored form of an entry of an audit log.
 #[must_use]
 pub fn encode_audit(entry: &Audit) -> Vec<u8> {
-    serde_json::to_vec(entry).expect("text and numbers are always JSON")
+    let Audit { version, at, actor, action, subject } = entry.clone();
+    serde_json::to_vec(&StoredAudit { version, at, actor, action, subject }).expect("text and numbers are always JSON")
 }
 
-/// For engines: what [`encode_audit`] made.
+/// Returns the entry that [`encode_audit`] encoded.
 ///
 /// # Errors
-/// What is wrong with it.
+/// If `stored` is not such an entry. The text names the fault.
 pub fn decode_audit(stored: &[u8]) -> Result<Audit, String> {
-    serde_json::from_slice(stored).map_err(|error| format!("an audit entry: {error}"))
+    let stored = serde_json::from_slice(stored).map_err(|error| format!("an audit entry: {error}"))?;
+    let StoredAudit { version, at, actor, action, subject } = stored;
+    Ok(Audit { version, at, actor, action, subject })
 }
 
 mod millis {
