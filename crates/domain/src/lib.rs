@@ -15,11 +15,11 @@ pub mod retry;
 pub mod schedule;
 pub mod secret;
 pub mod tenant;
-pub mod time;
 pub mod validate;
 
 pub use egress::{EGRESS_REFUSED, Egress, EgressRefusal};
 pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, TargetKey, TenantId, Term};
+pub use instants::Timestamp;
 pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};
 pub use quota::{Quota, Quotas};
 pub use recurrence::{Cron, CronError};
@@ -27,4 +27,3 @@ pub use retry::RetryPolicy;
 pub use schedule::{Edition, HttpTarget, Schedule, Seen, Spec, Status, Target, When};
 pub use secret::{KeyId, NOT_OPENED, Secret};
 pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};
-pub use time::Timestamp;

@@ -15,41 +15,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::Timestamp;
 use futures_util::future::BoxFuture;
+use instants::Timestamp;
 
 pub use disk::{Disk, DiskFile, OpenMode};
+pub use instants::Monotonic;
 pub use task::{TaskEnd, TaskHandle, TaskSet};
-
-/// A point on a clock that never goes back and counts through suspends (`CLOCK_BOOTTIME`): for timeouts and leases.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub struct Monotonic(Duration);
-
-impl Monotonic {
-    #[must_use]
-    pub const fn from_start(since_start: Duration) -> Self {
-        Monotonic(since_start)
-    }
-
-    #[must_use]
-    pub const fn since_start(self) -> Duration {
-        self.0
-    }
-
-    /// Zero if `earlier` is later.
-    #[must_use]
-    pub fn since(self, earlier: Monotonic) -> Duration {
-        self.0.saturating_sub(earlier.0)
-    }
-}
-
-impl std::ops::Add<Duration> for Monotonic {
-    type Output = Monotonic;
-
-    fn add(self, rhs: Duration) -> Monotonic {
-        Monotonic(self.0.saturating_add(rhs))
-    }
-}
 
 /// Where a task runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

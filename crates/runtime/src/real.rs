@@ -8,9 +8,9 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
 
-use domain::Timestamp;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use instants::Timestamp;
 use rustix::fs::{FallocateFlags, FlockOperation};
 use rustix::time::{ClockId, clock_gettime};
 

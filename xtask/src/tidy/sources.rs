@@ -8,9 +8,10 @@ const LINES_MAX: usize = 600;
 const LONG: [(&str, &str); 0] = [];
 
 /// Files whose code decides and does nothing: they get time, chance and data as arguments.
-const PURE: [&str; 6] = [
+const PURE: [&str; 7] = [
     "crates/coordination/src/memory/tree/",
     "crates/domain/src/",
+    "crates/instants/src/",
     "crates/scheduler/src/firing/dispatch",
     "crates/scheduler/src/firing/steady",
     "crates/scheduler/src/firing/wheel",

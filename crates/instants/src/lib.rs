@@ -1,10 +1,13 @@
-//! Instants, in whole milliseconds: the grain of every promise about time.
+//! Instants: [`Timestamp`] on the wall clock, [`Monotonic`] on a clock that never goes back.
+//!
+//! This crate reads no clock: the crate `runtime` does, and pure code takes the present instant as an argument.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
-/// An instant of the wall clock: milliseconds since 1970-01-01T00:00:00Z, leap seconds not counted.
+/// An instant of the wall clock: milliseconds since 1970-01-01T00:00:00Z, leap seconds not counted. A millisecond is
+/// the grain of every promise about time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Timestamp(i64);
 
@@ -63,5 +66,35 @@ impl fmt::Display for Timestamp {
 impl fmt::Debug for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// A point on a clock that never goes back and counts through suspends (`CLOCK_BOOTTIME`): for timeouts and leases.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Monotonic(Duration);
+
+impl Monotonic {
+    #[must_use]
+    pub const fn from_start(since_start: Duration) -> Self {
+        Monotonic(since_start)
+    }
+
+    #[must_use]
+    pub const fn since_start(self) -> Duration {
+        self.0
+    }
+
+    /// Zero if `earlier` is later.
+    #[must_use]
+    pub fn since(self, earlier: Monotonic) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}
+
+impl Add<Duration> for Monotonic {
+    type Output = Monotonic;
+
+    fn add(self, rhs: Duration) -> Monotonic {
+        Monotonic(self.0.saturating_add(rhs))
     }
 }
