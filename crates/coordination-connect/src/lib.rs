@@ -6,10 +6,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::recipes::{Client, Form, TreeElector, TreeOwnership};
+use coordination::Elector;
+use coordination::recipes::{Client, Form, TreeElector};
 use coordination::tree::{Acl, Credentials, NodePath, SessionOptions, Trees};
-use coordination::{ClaimName, ClaimNameError, Elector, Ownership, OwnershipError};
-use coordination_postgres::{PostgresCoordination, PostgresTrees};
+use coordination_postgres::{GroupName, GroupNameError, PostgresElectors, PostgresTrees};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl, ZookeeperUrlError};
 use runtime::Runtime;
 
@@ -26,11 +26,9 @@ pub enum OpenError {
     Zookeeper(#[from] ZookeeperUrlError),
     #[error(transparent)]
     Postgres(#[from] coordination_postgres::OpenError),
-    #[error(transparent)]
-    Ownership(#[from] OwnershipError),
     /// PostgreSQL keeps a group under its path as a name.
     #[error("the group's path is no name on PostgreSQL: {0}")]
-    Group(#[from] ClaimNameError),
+    Group(#[from] GroupNameError),
 }
 
 /// What a URL does not say.
@@ -38,7 +36,7 @@ pub enum OpenError {
 pub struct Options {
     /// Of the database, instead of one in the URL.
     pub password: Option<String>,
-    /// Of the members of one cluster, or group, on a tree, whose nodes are then closed to everybody else.
+    /// Of the members of one group on a tree, whose nodes are then closed to everybody else.
     pub credentials: Vec<Credentials>,
 }
 
@@ -55,28 +53,16 @@ impl fmt::Debug for Options {
     }
 }
 
-/// Where the members of a cluster meet.
-#[derive(Clone)]
-pub struct Meeting {
-    pub ownership: Arc<dyn Ownership>,
-    /// Of the place, kept for ever: all who open it are told the same.
-    pub id: String,
-}
-
-impl fmt::Debug for Meeting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Meeting").field("id", &self.id).finish_non_exhaustive()
-    }
-}
-
-/// Which engine a URL names.
-enum Engine {
+/// The engine that a URL names.
+pub enum Engine {
     Zookeeper(ZookeeperUrl),
     Postgres,
 }
 
 impl Engine {
-    fn of(url: &str) -> Result<Self, OpenError> {
+    /// # Errors
+    /// If the URL names no engine that is known.
+    pub fn of(url: &str) -> Result<Self, OpenError> {
         if url.starts_with(ZookeeperUrl::SCHEME) {
             return Ok(Engine::Zookeeper(ZookeeperUrl::parse(url)?));
         }
@@ -118,7 +104,7 @@ pub async fn migrate(runtime: &Runtime, url: &str, password: Option<String>) -> 
 /// on ZooKeeper replicas that watch.
 ///
 /// # Errors
-/// If `url` leads nowhere, the database cannot be used, or a row's group is no [`ClaimName`].
+/// If `url` leads nowhere, the database cannot be used, or a row's group is no [`GroupName`].
 pub async fn elector(
     runtime: &Runtime,
     url: &str,
@@ -128,41 +114,16 @@ pub async fn elector(
     options: &Options,
 ) -> Result<Arc<dyn Elector>, OpenError> {
     if form.is_none() && matches!(Engine::of(url)?, Engine::Postgres) {
-        let group = ClaimName::new(group.as_str())?;
+        let group = GroupName::new(group.as_str())?;
         let password = options.password.clone();
         let options = coordination_postgres::Options { password, ..coordination_postgres::Options::with_lease(lease) };
-        let coordination = PostgresCoordination::open(runtime, url, &options).await?;
-        return Ok(Arc::new(coordination.elector(&group)));
+        let electors = PostgresElectors::open(runtime, url, &options).await?;
+        return Ok(Arc::new(electors.elector(&group)));
     }
     let session = SessionOptions { timeout: lease * 2, credentials: options.credentials.clone() };
     let client = Client::new(runtime, trees(runtime, url, options.password.clone()).await?, session);
     let form = form.unwrap_or(Form::Watching);
     Ok(Arc::new(TreeElector::new(&client, group.clone(), form, options.acl())))
-}
-
-/// Where members whose leases are `lease` meet: in the database's own tables, or at `/reveille` of a tree.
-///
-/// # Errors
-/// If `url` leads nowhere, or the engine there does not answer.
-pub async fn meeting(runtime: &Runtime, url: &str, lease: Duration, options: &Options) -> Result<Meeting, OpenError> {
-    match Engine::of(url)? {
-        Engine::Zookeeper(url) => {
-            let trees = Arc::new(ZookeeperTrees::new(runtime.clone(), url));
-            let (credentials, acl) = (options.credentials.clone(), options.acl());
-            let root = NodePath::new("/reveille").expect("it is a path");
-            let ownership = TreeOwnership::new(runtime, trees, &root, acl, credentials).expect("its root is short");
-            let id = ownership.id().await?;
-            Ok(Meeting { ownership: Arc::new(ownership), id })
-        }
-        Engine::Postgres => {
-            let password = options.password.clone();
-            let options =
-                coordination_postgres::Options { password, ..coordination_postgres::Options::with_lease(lease) };
-            let coordination = PostgresCoordination::open(runtime, url, &options).await?;
-            let id = coordination.id().to_owned();
-            Ok(Meeting { ownership: Arc::new(coordination), id })
-        }
-    }
 }
 
 #[cfg(test)]

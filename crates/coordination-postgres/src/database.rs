@@ -15,8 +15,9 @@ use crate::{OpenError, Options, listener, schema};
 /// After the server's own limit it has this long to say so.
 pub(crate) const SILENCE: Duration = Duration::from_millis(250);
 
-pub(crate) struct Database {
-    /// See [`crate::PostgresCoordination::id`].
+/// The connections, and the schema behind them.
+pub struct Database {
+    /// Made with the schema, kept for ever: all who open this place are told the same.
     pub id: String,
     pub runtime: Runtime,
     pub server: Arc<Server>,
@@ -32,8 +33,11 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// `channel` is what is listened to.
-    pub(crate) async fn open(
+    /// Connects, checks the schema that [`crate::migrate`] has made, and listens on `channel`.
+    ///
+    /// # Errors
+    /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
+    pub async fn open(
         runtime: &Runtime,
         url: &str,
         options: &Options,
@@ -64,7 +68,10 @@ impl Database {
     }
 
     /// The rows that `statement` answers. Dropped, it may still be done.
-    pub(crate) async fn ask(
+    ///
+    /// # Errors
+    /// If the server cannot be reached, does not answer in time, or refuses the statement.
+    pub async fn ask(
         &self,
         link: &Link,
         statement: &'static str,
@@ -87,7 +94,7 @@ impl Database {
 
 /// What it means that nobody waits for an answer any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Dropped {
+pub enum Dropped {
     /// The server was too slow for a limit of the caller's, and would swallow the next call, too.
     GivesUp,
     /// The caller does not want to know.

@@ -1,12 +1,17 @@
 //! Electors as rows: a lease, its holder, and a term that rises when it is taken anew.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::{Answer, ClaimName, Elector, Follower, Leadership, MemberId, check_replica, poll_departures};
-use domain::Term;
+use coordination::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_replica, poll_departures};
+use postgres_client::tokio_postgres::Row;
+use postgres_client::tokio_postgres::types::ToSql;
+use runtime::Runtime;
 
-use crate::{Inner, millis, unexpected};
+use crate::database::{Database, Dropped};
+use crate::error::of_failure;
+use crate::{OpenError, Options, millis};
 
 const IS_LEADER: &str = "select leads, term from reveille_coordination.is_leader($1, $2, $3::text::uuid, $4)";
 const RESIGN: &str = "select 1 from reveille_coordination.resign($1, $2, $3::text::uuid)";
@@ -19,18 +24,80 @@ const FOLLOWERS: &str = "
     where replica.elector = $1 and replica.lease_end > clock.now
     order by replica.replica, replica.life";
 
-/// See [`crate::PostgresCoordination::elector`]. Its leases outlive the object.
+/// One process's way to the electors of a database. Dropped, it closes its connections; leases end by themselves.
+pub struct PostgresElectors {
+    database: Arc<Database>,
+}
+
+impl PostgresElectors {
+    /// Connects, and checks the schema that [`crate::migrate`] has made.
+    ///
+    /// # Errors
+    /// As [`Database::open`].
+    pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
+        let database = Database::open(runtime, url, options, "reveille_coordination").await?;
+        Ok(PostgresElectors { database: Arc::new(database) })
+    }
+
+    /// This process's replica object of the group `group`.
+    #[must_use]
+    pub fn elector(&self, group: &GroupName) -> PostgresElector {
+        let life = format!("{:032x}", self.database.runtime.random_u128());
+        PostgresElector { database: self.database.clone(), group: group.0.clone(), life }
+    }
+}
+
+impl fmt::Debug for PostgresElectors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresElectors({})", self.database.server)
+    }
+}
+
+/// Name of a group of replicas: `[A-Za-z0-9_./-]{1,128}`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupName(String);
+
+impl GroupName {
+    pub const LEN_MAX: usize = 128;
+
+    /// # Errors
+    /// If `text` does not match `[A-Za-z0-9_./-]{1,128}`.
+    pub fn new(text: &str) -> Result<Self, GroupNameError> {
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || "_./-".contains(c);
+        if text.is_empty() || text.len() > Self::LEN_MAX {
+            return Err(GroupNameError::Length(text.len()));
+        }
+        match text.char_indices().find(|(_, c)| !is_allowed(*c)) {
+            Some((at, found)) => Err(GroupNameError::Character { at, found }),
+            None => Ok(GroupName(text.to_owned())),
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum GroupNameError {
+    #[error("the name of a group has 1 to 128 characters, this one has {0}")]
+    Length(usize),
+    #[error("the name of a group is made of A-Z, a-z, 0-9, _ . / and -, this one has {found:?} at {at}")]
+    Character { at: usize, found: char },
+}
+
+/// See [`PostgresElectors::elector`]. Its leases outlive the object.
 pub struct PostgresElector {
-    inner: Arc<Inner>,
+    database: Arc<Database>,
     group: String,
     life: String,
 }
 
 impl PostgresElector {
-    pub(crate) fn new(inner: Arc<Inner>, group: &ClaimName) -> Self {
-        let life = MemberId::random(&inner.database.runtime).to_string();
-        PostgresElector { inner, group: group.as_str().to_owned(), life }
+    async fn ask(&self, statement: &'static str, parameters: &[&(dyn ToSql + Sync)]) -> Result<Vec<Row>, ElectorError> {
+        let answer = self.database.ask(&self.database.pulse, statement, parameters, Dropped::GivesUp);
+        answer.await.map_err(of_failure)
     }
+}
+
+fn unexpected(what: &str) -> ElectorError {
+    ElectorError::Rejected(format!("the database answered {what}; is its schema changed by hand?"))
 }
 
 impl Elector for PostgresElector {
@@ -38,10 +105,7 @@ impl Elector for PostgresElector {
         let (replica, lease) = (replica.to_owned(), millis(lease));
         Box::pin(async move {
             check_replica(&replica)?;
-            let rows = self
-                .inner
-                .ask(&self.inner.database.pulse, IS_LEADER, &[&self.group, &replica, &self.life, &lease])
-                .await?;
+            let rows = self.ask(IS_LEADER, &[&self.group, &replica, &self.life, &lease]).await?;
             let row = rows.first().ok_or_else(|| unexpected("no row"))?;
             let leadership = || {
                 let term = u64::try_from(row.try_get::<_, i64>(1).ok()?).ok()?;
@@ -55,22 +119,21 @@ impl Elector for PostgresElector {
         let replica = replica.to_owned();
         Box::pin(async move {
             check_replica(&replica)?;
-            self.inner.ask(&self.inner.database.pulse, RESIGN, &[&self.group, &replica, &self.life]).await?;
+            self.ask(RESIGN, &[&self.group, &replica, &self.life]).await?;
             Ok(())
         })
     }
 
     fn followers(&self) -> Answer<'_, Vec<Follower>> {
         Box::pin(async move {
-            let rows = self.inner.ask(&self.inner.database.pulse, FOLLOWERS, &[&self.group]).await?;
-            let follower = |row: &postgres_client::tokio_postgres::Row| {
-                Some(Follower { replica: row.try_get(0).ok()?, leads: row.try_get(1).ok()? })
-            };
+            let rows = self.ask(FOLLOWERS, &[&self.group]).await?;
+            let follower = |row: &Row| Some(Follower { replica: row.try_get(0).ok()?, leads: row.try_get(1).ok()? });
             rows.iter().map(follower).collect::<Option<_>>().ok_or_else(|| unexpected("what no replica wrote"))
         })
     }
+
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
         let replica = replica.to_owned();
-        Box::pin(async move { poll_departures(&self.inner.database.runtime, self, &replica, &known).await })
+        Box::pin(async move { poll_departures(&self.database.runtime, self, &replica, &known).await })
     }
 }

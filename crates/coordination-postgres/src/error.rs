@@ -1,6 +1,6 @@
 //! What PostgreSQL's refusals mean for coordination.
 
-use coordination::OwnershipError;
+use coordination::ElectorError;
 use postgres_client::{Failure, UrlError};
 
 use crate::VERSION;
@@ -41,12 +41,18 @@ impl OpenError {
     }
 }
 
-pub(crate) fn of_failure(failure: Failure) -> OwnershipError {
+/// Whether the same call may succeed later.
+#[must_use]
+pub fn is_unavailable(failure: &Failure) -> bool {
     // 53: no disk, memory or connection is left; that may pass.
-    let is_short = matches!(&failure, Failure::Statement { code, .. } if code.starts_with("53"));
-    if failure.is_retryable() || is_short {
-        OwnershipError::Unavailable(failure.to_string())
+    let is_short = matches!(failure, Failure::Statement { code, .. } if code.starts_with("53"));
+    failure.is_retryable() || is_short
+}
+
+pub(crate) fn of_failure(failure: Failure) -> ElectorError {
+    if is_unavailable(&failure) {
+        ElectorError::Unavailable(failure.to_string())
     } else {
-        OwnershipError::Refused(failure.to_string())
+        ElectorError::Rejected(failure.to_string())
     }
 }

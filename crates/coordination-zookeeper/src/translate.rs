@@ -4,7 +4,7 @@ use coordination::tree::{
     Acl, CreateMode, Created, Done, Event, Expected, Grant, Identity, NodePath, Permissions, SessionId, Stat,
     TreeError, Zxid,
 };
-use domain::Timestamp;
+use instants::Timestamp;
 use zookeeper_client as zk;
 
 pub(crate) fn mode_of(mode: CreateMode) -> zk::CreateMode {

@@ -2,10 +2,40 @@
 
 use std::time::Duration;
 
-use domain::Term;
+use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
-use crate::{Answer, Member, OwnershipError};
+use crate::Term;
+
+/// The longest lease.
+pub const LEASE_MAX: Duration = Duration::from_secs(3600);
+
+/// Most bytes of a replica's name.
+pub const REPLICA_LEN_MAX: usize = 256;
+
+pub type Answer<'a, T> = BoxFuture<'a, Result<T, ElectorError>>;
+
+/// A call failed as a whole.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ElectorError {
+    /// The engine cannot be reached or did not answer in time; the same call may succeed later.
+    #[error("the coordination engine is unavailable: {0}")]
+    Unavailable(String),
+    /// The engine rejects the call, now and later; the text names what to change.
+    #[error("the coordination engine refuses: {0}")]
+    Rejected(String),
+}
+
+impl ElectorError {
+    /// Whether the same call may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            ElectorError::Unavailable(_) => true,
+            ElectorError::Rejected(_) => false,
+        }
+    }
+}
 
 /// One group of replicas, of which at most one leads. The group's name belongs to the object.
 ///
@@ -13,11 +43,11 @@ use crate::{Answer, Member, OwnershipError};
 /// until the lease of its earlier life has ended.
 ///
 /// # Errors
-/// [`crate::OwnershipError::Unavailable`]: it is not known whether the call took effect; whoever led leads until the
-/// end of the last lease that was answered. [`crate::OwnershipError::Refused`] if a name is too long.
+/// [`ElectorError::Unavailable`]: it is not known whether the call took effect; whoever led leads until the
+/// end of the last lease that was answered. [`ElectorError::Rejected`] if a name is too long.
 ///
 /// # Panics
-/// As [`crate::Ownership`]'s, if a lease is zero or above [`crate::LEASE_MAX`].
+/// If a lease is zero or above [`LEASE_MAX`].
 pub trait Elector: Send + Sync + 'static {
     /// Takes the lease if it is free or its own. If so, the caller holds it until `lease` after the moment *before*
     /// this call, less a margin for the difference between two clocks' rates; to go on, it calls again before that.
@@ -47,7 +77,7 @@ pub async fn poll_departures(
     elector: &dyn Elector,
     replica: &str,
     known: &[Follower],
-) -> Result<Option<Vec<Follower>>, OwnershipError> {
+) -> Result<Option<Vec<Follower>>, ElectorError> {
     loop {
         let departed = departed(replica, known, &elector.followers().await?);
         if departed.as_ref().is_none_or(|departed| !departed.is_empty()) {
@@ -80,11 +110,11 @@ pub struct Follower {
 }
 
 /// # Errors
-/// [`OwnershipError::Refused`] if it is empty, too long, or holds a NUL, which engines cannot keep.
-pub fn check_replica(replica: &str) -> Result<(), OwnershipError> {
-    let most = Member::TEXT_LEN_MAX;
+/// [`ElectorError::Rejected`] if it is empty, too long, or holds a NUL, which engines cannot keep.
+pub fn check_replica(replica: &str) -> Result<(), ElectorError> {
+    let most = REPLICA_LEN_MAX;
     if replica.is_empty() || replica.len() > most || replica.contains('\0') {
-        return Err(OwnershipError::Refused(format!("a replica's name has 1 to {most} bytes, and no NUL")));
+        return Err(ElectorError::Rejected(format!("a replica's name has 1 to {most} bytes, and no NUL")));
     }
     Ok(())
 }

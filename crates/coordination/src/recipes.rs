@@ -3,7 +3,7 @@
 //! A process opens a [`Client`], and recipes on it. A client has one session at a time, and opens another when that is lost; what was held
 //! under the lost one is over.
 //!
-//! What is held is a [`Held`]: it cannot be copied, says with [`Held::cancelled`] that it ends, and carries a [`Term`](domain::Term) by
+//! What is held is a [`Held`]: it cannot be copied, says with [`Held::cancelled`] that it ends, and carries a [`Term`](crate::Term) by
 //! which whatever is written under it can be told from what an earlier or later holder writes. A holder that is not heard of any more
 //! stops trusting its hold before the engine gives it to another, by its own clock ([`crate::tree::session`]); that is worth as much as that
 //! clock's rate, and nothing while the process stands still between a look at it and a write. So where two writers must not be, the sink
@@ -27,7 +27,6 @@ mod held;
 mod line;
 mod lock;
 mod node;
-mod ownership;
 mod presence;
 mod queue;
 mod rolematch;
@@ -47,7 +46,6 @@ pub use follow::Followed;
 pub use group::{Group, Members};
 pub use held::{Ended, Held, Leading, Trust};
 pub use lock::Lock;
-pub use ownership::TreeOwnership;
 pub use presence::{Presence, Seen};
 pub use queue::{Candidacy, LeaderQueue, Position};
 pub use rolematch::{Assignment, Job, Role, RoleMatch};

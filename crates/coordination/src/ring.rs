@@ -11,8 +11,6 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::assign::mix;
-
 /// Those who share the keys. Built of the same names in any order, it is the same.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Ring {
@@ -96,6 +94,14 @@ impl Ring {
 /// The same on every machine and in every build, or processes of two builds would not agree.
 fn weight(key: u64, (name, hash): &(String, u64)) -> (u64, &str) {
     (mix(key ^ mix(*hash)), name)
+}
+
+/// The step of SplitMix64 (Steele, Lea and Flood, 2014): every input bit reaches every output bit.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
 }
 
 #[cfg(test)]

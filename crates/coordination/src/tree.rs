@@ -28,8 +28,8 @@ mod watchers;
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::Timestamp;
 use futures_util::future::BoxFuture;
+use instants::Timestamp;
 
 pub use acl::{Acl, Credentials, Grant, Identity, Permissions, allows, shown};
 pub use counted::Counted;

@@ -1,10 +1,14 @@
-//! Instants: [`Timestamp`] on the wall clock, [`Monotonic`] on a clock that never goes back.
+//! Instants: [`Timestamp`] on the wall clock, [`Monotonic`] on a clock that never goes back, and a [`Deadline`] on that.
 //!
 //! This crate reads no clock: the crate `runtime` does, and pure code takes the present instant as an argument.
+
+mod deadline;
 
 use std::fmt;
 use std::ops::{Add, Sub};
 use std::time::Duration;
+
+pub use deadline::Deadline;
 
 /// An instant of the wall clock: milliseconds since 1970-01-01T00:00:00Z, leap seconds not counted. A millisecond is
 /// the grain of every promise about time.

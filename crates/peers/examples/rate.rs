@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::{Member, MemberId};
 use domain::retry::RetryPolicy;
 use domain::{HttpTarget, ScheduleId, Spec, Target, TenantId, Timestamp, When};
 use futures_util::future::{BoxFuture, join_all};
@@ -22,6 +21,7 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioIo;
+use membership::{Member, MemberId};
 use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::Runtime;
 use scheduler::peers::Named;

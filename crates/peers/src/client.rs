@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::Member;
 use futures_util::future::BoxFuture;
 use http::uri::Authority;
 use http::{Method, Request, Response, StatusCode, Uri};
@@ -16,6 +15,7 @@ use hyper::body::Incoming;
 use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioTimer;
+use membership::Member;
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
 use scheduler::peers::Named;

@@ -6,8 +6,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::MemberId;
 use futures_util::future::{BoxFuture, FutureExt};
+use membership::MemberId;
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
 use scheduler::{Ask, Reply};

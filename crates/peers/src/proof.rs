@@ -5,9 +5,9 @@
 //! An answer's MAC is over the request's nonce, the status and the hash of the answer's body: so it answers this
 //! request and no other. The two begin with different words, and none can pass for the other.
 
-use coordination::MemberId;
 use domain::Timestamp;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use membership::MemberId;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::secret::{ClusterSecret, Hash, hex, parse_hash};

@@ -15,8 +15,8 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::MemberId;
 use domain::{Edition, Revision, Seen, ShardId, TenantId, Timestamp};
+use membership::MemberId;
 use minicbor::{Decode, Encode};
 use scheduler::peers::{Named as SchedulerNamed, Outcome as SchedulerOutcome};
 use scheduler::{Ask, CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer, Reply, Timing};

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use coordination::{MemberId, View};
 use domain::egress::Class;
 use domain::id::SHARDS;
 use domain::{Egress, PollerId, ShardId, Term, Timestamp};
+use membership::{MemberId, View};
 use runtime::{Runtime, TaskSet};
 use serde::Serialize;
 use store::{DueBound, DueRead, Store};

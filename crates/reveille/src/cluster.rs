@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
-use coordination::membership::{self, Profile};
+use membership::Profile;
 use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Runtime, TaskSet};
 use scheduler::{Deliver, Peering, Registry, Scheduler};

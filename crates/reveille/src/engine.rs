@@ -6,15 +6,17 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
-use coordination::View;
-use coordination::tree::Credentials;
-use coordination_connect::Meeting;
+use coordination::tree::{Acl, Credentials, NodePath};
+use membership::{Ownership, View};
+use membership_postgres::PostgresOwnership;
+use membership_tree::TreeOwnership;
 use runtime::Runtime;
 use sha2::{Digest as _, Sha256};
 use store_postgres::PostgresStore;
@@ -127,6 +129,14 @@ pub(crate) fn read_password(path: &Path) -> anyhow::Result<String> {
     Ok(text.trim_end_matches(['\r', '\n']).to_owned())
 }
 
+/// Where the members of a cluster meet.
+#[derive(Clone)]
+pub(crate) struct Meeting {
+    pub(crate) ownership: Arc<dyn Ownership>,
+    /// Id of the place, kept for ever: all members that open the place read the same one.
+    id: String,
+}
+
 impl PostgresEngine {
     pub(crate) fn store_options(&self) -> store_postgres::Options {
         store_postgres::Options { password: self.password.clone(), ..store_postgres::Options::default() }
@@ -162,9 +172,35 @@ impl PostgresEngine {
     async fn open_meeting(&self, runtime: &Runtime, lease: Duration, store: &PostgresStore) -> anyhow::Result<Meeting> {
         let secret = Sha256::new().chain_update("reveille coordination").chain_update(&store.cluster().peer_secret.0);
         let credentials = Credentials { name: "reveille".to_owned(), password: BASE64.encode(secret.finalize()) };
-        let options = coordination_connect::Options { password: self.password.clone(), credentials: vec![credentials] };
-        let meeting = coordination_connect::meeting(runtime, self.coordination.as_str(), lease, &options).await;
+        let meeting = self.meeting_of(runtime, lease, credentials).await;
         meeting.context("cannot coordinate with the other members")
+    }
+
+    /// In the database's own tables, or at `/reveille` of a tree.
+    async fn meeting_of(
+        &self,
+        runtime: &Runtime,
+        lease: Duration,
+        credentials: Credentials,
+    ) -> anyhow::Result<Meeting> {
+        let (url, password) = (self.coordination.as_str(), self.password.clone());
+        match coordination_connect::Engine::of(url)? {
+            coordination_connect::Engine::Zookeeper(_) => {
+                let trees = coordination_connect::trees(runtime, url, password).await?;
+                let root = NodePath::new("/reveille").expect("it is a path");
+                let ownership = TreeOwnership::new(runtime, trees, &root, Acl::Creator, vec![credentials]);
+                let ownership = ownership.expect("its root is short");
+                let id = ownership.id().await?;
+                Ok(Meeting { ownership: Arc::new(ownership), id })
+            }
+            coordination_connect::Engine::Postgres => {
+                let options =
+                    membership_postgres::Options { password, ..membership_postgres::Options::with_lease(lease) };
+                let ownership = PostgresOwnership::open(runtime, url, &options).await?;
+                let id = ownership.id().to_owned();
+                Ok(Meeting { ownership: Arc::new(ownership), id })
+            }
+        }
     }
 }
 

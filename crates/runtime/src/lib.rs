@@ -8,6 +8,7 @@
 //! [`Disk`] calls may block their thread, so they are made from [`TaskSet::spawn_thread`] tasks or before serving.
 
 mod disk;
+mod link;
 mod real;
 mod task;
 
@@ -20,6 +21,7 @@ use instants::Timestamp;
 
 pub use disk::{Disk, DiskFile, OpenMode};
 pub use instants::Monotonic;
+pub use link::MemoryLink;
 pub use task::{TaskEnd, TaskHandle, TaskSet};
 
 /// Where a task runs.

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use coordination::MemberId;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, TenantId};
+use membership::MemberId;
 use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};

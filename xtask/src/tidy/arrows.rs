@@ -40,7 +40,7 @@ const fn rule(name: &'static str, may_use: &'static [&'static str], tests_may_us
     Rule { name, may_use, tests_may_use, outside: None }
 }
 
-const RULES: [Rule; 25] = [
+const RULES: [Rule; 31] = [
     // Pure: no async runtime, clock, randomness or I/O in sight.
     Rule { name: "instants", may_use: &[], tests_may_use: &[], outside: Some(&["jiff"]) },
     Rule {
@@ -60,20 +60,45 @@ const RULES: [Rule; 25] = [
     rule("runtime", &["instants"], &["simulator"]),
     rule("journal", &["runtime"], &["simulator"]),
     rule("store", &["domain", "runtime"], &["simulator"]),
-    rule("coordination", &["domain", "runtime"], &["simulator"]),
-    rule("coordination-postgres", &["domain", "runtime", "coordination", "postgres-client"], &["test-servers"]),
-    rule("coordination-zookeeper", &["domain", "runtime", "coordination"], &["test-servers"]),
+    // What the suites of the ports share, and the suites: for tests alone.
+    rule("conformance", &["runtime"], &[]),
+    rule("coordination-conformance", &["conformance", "coordination", "runtime"], &[]),
+    rule("membership-conformance", &["conformance", "domain", "membership", "runtime"], &[]),
+    // For any program: nothing of schedules, shards and members.
     rule(
-        "coordination-connect",
-        &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"],
-        &["domain", "test-servers"],
+        "coordination",
+        &["instants", "runtime"],
+        &["coordination-conformance", "coordination-connect", "domain", "simulator", "test-servers"],
+    ),
+    rule(
+        "coordination-postgres",
+        &["instants", "runtime", "coordination", "postgres-client"],
+        &["coordination-conformance", "domain", "test-servers"],
+    ),
+    rule(
+        "coordination-zookeeper",
+        &["instants", "runtime", "coordination"],
+        &["coordination-conformance", "test-servers"],
+    ),
+    rule("coordination-connect", &["runtime", "coordination", "coordination-postgres", "coordination-zookeeper"], &[]),
+    rule("membership", &["domain", "instants", "runtime"], &["membership-conformance", "simulator"]),
+    rule(
+        "membership-tree",
+        &["coordination", "instants", "membership", "runtime"],
+        &["coordination-zookeeper", "membership-conformance", "simulator", "test-servers"],
+    ),
+    // The one engine on another: its tables are in the schema of coordination (decision 0165).
+    rule(
+        "membership-postgres",
+        &["coordination-postgres", "instants", "membership", "postgres-client", "runtime"],
+        &["coordination", "domain", "membership-conformance", "test-servers"],
     ),
     rule("store-embedded", &["domain", "runtime", "journal", "store", "stored"], &["simulator"]),
     rule("store-postgres", &["domain", "runtime", "store", "stored", "postgres-client"], &["test-servers"]),
     rule("postgres-client", &["runtime"], &["test-servers"]),
-    rule("scheduler", &["domain", "runtime", "store", "coordination"], &["simulator"]),
+    rule("scheduler", &["domain", "runtime", "store", "membership"], &["simulator"]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
-    rule("peers", &["domain", "runtime", "store", "coordination", "scheduler"], &[]),
+    rule("peers", &["domain", "runtime", "store", "membership", "scheduler"], &[]),
     rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
     // In other people's programs: nothing of the service but its wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
@@ -82,7 +107,7 @@ const RULES: [Rule; 25] = [
     // The cores, the journal and the embedded engines; never the server or an outside engine.
     rule(
         "simulator",
-        &["domain", "runtime", "journal", "store", "store-embedded", "coordination", "scheduler", "paxos"],
+        &["domain", "runtime", "journal", "store", "store-embedded", "membership", "scheduler", "paxos"],
         &[],
     ),
     rule(
@@ -95,6 +120,9 @@ const RULES: [Rule; 25] = [
             "coordination-connect",
             "domain",
             "journal",
+            "membership",
+            "membership-postgres",
+            "membership-tree",
             "peers",
             "postgres-client",
             "runtime",

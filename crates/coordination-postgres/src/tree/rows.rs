@@ -5,7 +5,7 @@ use coordination::tree::session::SessionId;
 use coordination::tree::{
     Acl, CreateMode, Created, Done, Expected, Grant, Identity, Node, NodePath, Op, Permissions, Stat, TreeError, Zxid,
 };
-use domain::Timestamp;
+use instants::Timestamp;
 use postgres_client::tokio_postgres::Row;
 
 use super::Inner;

@@ -1,13 +1,8 @@
 //! A database of a test's own, on the server of the test's process.
 
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::sync::OnceLock;
 
-use coordination::conformance::{ElectorSubject, Subject};
-use coordination::{ClaimName, Elector, Member, MemberId, Ownership};
-use coordination_postgres::{Options, PostgresCoordination, migrate};
-use futures_util::FutureExt as _;
-use futures_util::future::BoxFuture;
+use coordination_postgres::{Options, migrate};
 use runtime::Runtime;
 use test_servers::postgres::{Postgres, shared};
 
@@ -40,58 +35,6 @@ pub(crate) async fn own_server(runtime: &Runtime) -> (Postgres, String) {
     (server, url)
 }
 
-pub(crate) async fn open(runtime: &Runtime, url: &str) -> PostgresCoordination {
-    PostgresCoordination::open(runtime, url, &Options::default()).await.unwrap()
-}
-
-/// Where no limit is looked at: the machine may be busy with other tests.
-pub(crate) async fn open_patiently(runtime: &Runtime, url: &str) -> PostgresCoordination {
-    let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
-    PostgresCoordination::open(runtime, url, &options).await.unwrap()
-}
-
 pub(crate) fn name_of(url: &str) -> &str {
     url.rsplit_once('/').unwrap().1
-}
-
-pub(crate) fn member(id: u128) -> Member {
-    let text = |text: &str| text.to_owned();
-    Member { id: MemberId(id), name: text("host"), address: text("host:1"), owns: true, build: text("test") }
-}
-
-pub(crate) struct Subjected {
-    pub(crate) runtime: Runtime,
-    pub(crate) url: String,
-}
-
-impl Subject for Subjected {
-    fn runtime(&self) -> Runtime {
-        self.runtime.clone()
-    }
-
-    fn lease(&self) -> Duration {
-        Duration::from_millis(700)
-    }
-
-    fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>> {
-        async { Arc::new(open_patiently(&self.runtime, &self.url).await) as Arc<dyn Ownership> }.boxed()
-    }
-}
-
-impl ElectorSubject for Subjected {
-    fn runtime(&self) -> Runtime {
-        self.runtime.clone()
-    }
-
-    fn lease(&self) -> Duration {
-        Subject::lease(self)
-    }
-
-    fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {
-        async {
-            let coordination = open_patiently(&self.runtime, &self.url).await;
-            Arc::new(coordination.elector(&ClaimName::new(group).unwrap())) as Arc<dyn Elector>
-        }
-        .boxed()
-    }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::conformance::Case;
-use coordination::conformance::tree::{Process, Subject};
 use coordination::tree::{
     Acl, CreateMode, Created, Event, Events, Expected, NodePath, Op, SessionOptions, SessionState, Tree, TreeError,
     Trees,
 };
+use coordination_conformance::Case;
+use coordination_conformance::tree::{Process, Subject};
 use coordination_postgres::{Options, PostgresTrees};
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -20,14 +20,14 @@ use test_servers::postgres::shared;
 
 use crate::support::{database, name_of, on_real, own_server};
 
-coordination::tree_conformance_tests!(run);
+coordination_conformance::tree_conformance_tests!(run);
 
 mod recipes {
-    coordination::recipe_conformance_tests!(super::run);
+    coordination_conformance::recipe_conformance_tests!(super::run);
 }
 
 mod load {
-    coordination::load_conformance_tests!(super::run);
+    coordination_conformance::load_conformance_tests!(super::run);
 }
 
 fn run(case: Case<dyn Subject>) {
@@ -330,7 +330,7 @@ fn a_line_goes_on_past_the_last_number() {
     };
     on_real(async |runtime| {
         let forest = Forest { runtime, url: url.clone() };
-        coordination::conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
+        coordination_conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
     });
 }
 

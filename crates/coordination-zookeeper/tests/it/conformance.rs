@@ -1,6 +1,7 @@
 //! The tree on ZooKeeper keeps the port's promises, on one server and on an ensemble of three.
 
-use coordination::conformance::{Case, tree::Subject};
+use coordination_conformance::Case;
+use coordination_conformance::tree::Subject;
 use test_servers::zookeeper::{self, Zookeeper};
 
 use crate::support::{Forest, MortalForest, ensemble, on_real};
@@ -12,7 +13,7 @@ fn try_out(servers: &'static Zookeeper, case: Case<dyn Subject>) {
 mod one {
     use super::*;
 
-    coordination::tree_conformance_tests!(run);
+    coordination_conformance::tree_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
         try_out(zookeeper::shared(), case);
@@ -22,16 +23,16 @@ mod one {
 mod three {
     use super::*;
 
-    coordination::tree_conformance_tests!(run);
+    coordination_conformance::tree_conformance_tests!(run);
 
     mod recipes {
-        coordination::recipe_conformance_tests!(super::run);
+        coordination_conformance::recipe_conformance_tests!(super::run);
     }
 
     mod load {
         use super::*;
 
-        coordination::load_conformance_tests!(run);
+        coordination_conformance::load_conformance_tests!(run);
 
         fn run(case: Case<dyn Subject>) {
             on_real(async |runtime| case.run(&Forest::with_short_paths(runtime, ensemble())).await);
@@ -45,7 +46,7 @@ mod three {
     #[test]
     fn what_is_cut_off_and_goes_on_at_another_server_is_answered_in_one_order() {
         on_real(async |runtime| {
-            let case = Case::named(CASES, "what_is_cut_off_and_lost_is_answered_in_one_order");
+            let case = case("what_is_cut_off_and_lost_is_answered_in_one_order");
             case.run(&Forest::new(runtime, ensemble()).roaming()).await;
         });
     }
@@ -54,20 +55,9 @@ mod three {
     fn what_is_asked_while_leaders_die_is_answered_in_one_order() {
         on_real(async |runtime| {
             let (case, forest) =
-                (Case::named(CASES, "what_is_cut_off_and_lost_is_answered_in_one_order"), MortalForest::new(runtime));
+                (case("what_is_cut_off_and_lost_is_answered_in_one_order"), MortalForest::new(runtime));
             case.run(&forest).await;
             assert!(forest.deaths() > 0);
         });
-    }
-}
-
-/// Members and claims on an ensemble.
-mod ownership {
-    use super::*;
-
-    coordination::conformance_tests!(run);
-
-    fn run(case: Case<dyn coordination::conformance::Subject>) {
-        on_real(async |runtime| case.run(&Forest::new(runtime, ensemble())).await);
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::conformance::tree::{Process, Subject as _};
 use coordination::recipes::{Client, Lock};
 use coordination::tree::{
     Acl, CreateMode, Event, Expected, NodePath, Op, SessionOptions, SessionState, Tree, TreeError, Watch,
 };
+use coordination_conformance::tree::{Process, Subject as _};
 use coordination_zookeeper::{EPHEMERAL_BYTES_MAX, WATCHED_BYTES_MAX};
 use futures_util::StreamExt as _;
 use runtime::Runtime;

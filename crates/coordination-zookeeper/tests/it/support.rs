@@ -2,13 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
-use coordination::Ownership;
-use coordination::conformance;
-use coordination::conformance::tree::{Process, Subject};
-use coordination::recipes::TreeOwnership;
-use coordination::tree::{Acl, NodePath, SessionOptions, Tree, TreeError, Trees};
+use coordination::tree::{SessionOptions, Tree, TreeError, Trees};
+use coordination_conformance::tree::{Process, Subject};
 use coordination_zookeeper::{ZookeeperTrees, ZookeeperUrl};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
@@ -64,31 +60,6 @@ impl Subject for Forest {
         let url = ZookeeperUrl::parse(&format!("zookeeper://{}/{}", addresses.join(","), self.root)).unwrap();
         let trees = ZookeeperTrees::new(self.runtime.clone(), url);
         async { Arc::new(Connected { proxies, trees }) as Arc<dyn Process> }.boxed()
-    }
-}
-
-/// Ownership in a root of its own.
-impl conformance::Subject for Forest {
-    fn runtime(&self) -> Runtime {
-        self.runtime.clone()
-    }
-
-    /// Two ticks and a half would be ZooKeeper's least.
-    fn lease(&self) -> Duration {
-        Duration::from_millis(600)
-    }
-
-    fn leases_may_grow(&self) -> bool {
-        false
-    }
-
-    fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>> {
-        let at = self.processes.fetch_add(1, Ordering::Relaxed) % self.servers.count();
-        let url = format!("zookeeper://127.0.0.1:{}/{}", self.servers.port(at), self.root);
-        let trees = Arc::new(ZookeeperTrees::new(self.runtime.clone(), ZookeeperUrl::parse(&url).unwrap()));
-        let root = NodePath::new("/cluster").unwrap();
-        let ownership = TreeOwnership::new(&self.runtime, trees, &root, Acl::Open, Vec::new()).unwrap();
-        async { Arc::new(ownership) as Arc<dyn Ownership> }.boxed()
     }
 }
 

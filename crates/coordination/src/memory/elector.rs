@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use domain::Term;
-use runtime::{Monotonic, Runtime};
+use instants::Monotonic;
+use runtime::{MemoryLink, Runtime};
 
-use super::{Link, MemoryOptions};
+use super::{MemoryOptions, link};
 use crate::elector::check_replica;
-use crate::{Answer, Elector, Follower, LEASE_MAX, Leadership, OwnershipError, poll_departures};
+use crate::{Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, Term, poll_departures};
 
 /// One group, in memory. [`MemoryElector::reopen`] makes the object of another process.
 pub struct MemoryElector {
-    link: Link,
+    link: MemoryLink,
     /// Tells this object's replicas from those of others.
     life: u128,
     group: Arc<Group>,
@@ -50,17 +50,17 @@ impl MemoryElector {
     }
 
     fn of(group: Arc<Group>, runtime: Runtime) -> Self {
-        MemoryElector { life: runtime.random_u128(), link: Link::new(runtime, &group.options), group }
+        MemoryElector { life: runtime.random_u128(), link: link(runtime, &group.options), group }
     }
 
-    async fn call<T>(&self, effect: impl FnOnce(&mut State, Monotonic) -> T) -> Result<T, OwnershipError> {
+    async fn call<T>(&self, effect: impl FnOnce(&mut State, Monotonic) -> T) -> Result<T, ElectorError> {
         let effect = || {
             let now = self.group.clock.monotonic();
             let mut state = self.group.state.lock().expect("no holder of this lock panics");
             state.forget(now);
             effect(&mut state, now)
         };
-        self.link.call(effect).await.map_err(OwnershipError::Unavailable)
+        self.link.call(effect).await.map_err(ElectorError::Unavailable)
     }
 }
 
@@ -111,6 +111,6 @@ impl Elector for MemoryElector {
     }
     fn departures(&self, replica: &str, known: Vec<Follower>) -> Answer<'_, Option<Vec<Follower>>> {
         let replica = replica.to_owned();
-        Box::pin(async move { poll_departures(&self.link.runtime, self, &replica, &known).await })
+        Box::pin(async move { poll_departures(self.link.runtime(), self, &replica, &known).await })
     }
 }

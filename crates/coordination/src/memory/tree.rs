@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt as _, stream};
-use runtime::{Monotonic, Runtime, TaskSet};
+use instants::{Monotonic, Timestamp};
+use runtime::{MemoryLink, Runtime, TaskSet};
 
 use self::state::State;
-use super::{Link, MemoryOptions};
+use super::{MemoryOptions, link};
 use crate::tree::session::{self, Session, SessionId};
 use crate::tree::{
     Acl, Answer, Children, CreateMode, Created, Credentials, Done, Event, Events, Expected, Grant, Node, NodePath, Op,
@@ -30,7 +30,7 @@ const COLLECT_PERIOD: Duration = Duration::from_secs(1);
 pub struct MemoryTrees {
     runtime: Runtime,
     engine: Arc<Engine>,
-    link: Arc<Link>,
+    link: Arc<MemoryLink>,
 }
 
 struct Engine {
@@ -62,7 +62,7 @@ impl MemoryTrees {
             collected: runtime.monotonic(),
             at: runtime.now(),
         };
-        let link = Arc::new(Link::new(runtime.clone(), &options));
+        let link = Arc::new(link(runtime.clone(), &options));
         let engine = Engine { clock: runtime.clone(), options, inner: Mutex::new(inner) };
         MemoryTrees { runtime, engine: Arc::new(engine), link }
     }
@@ -70,7 +70,7 @@ impl MemoryTrees {
     /// The same tree, for another member.
     #[must_use]
     pub fn reopen(&self, runtime: Runtime) -> Self {
-        let link = Arc::new(Link::new(runtime.clone(), &self.engine.options));
+        let link = Arc::new(link(runtime.clone(), &self.engine.options));
         MemoryTrees { runtime, engine: self.engine.clone(), link }
     }
 
@@ -149,11 +149,11 @@ impl Engine {
     /// A request of a session, which is a sign of its life.
     async fn call<T>(
         &self,
-        link: &Link,
+        link: &MemoryLink,
         session: &Session,
         effect: impl FnOnce(&mut Inner) -> Result<T, TreeError>,
     ) -> Result<T, TreeError> {
-        let runtime = &link.runtime;
+        let runtime = link.runtime();
         let sent = runtime.monotonic();
         if !session.is_valid(sent) {
             return Err(TreeError::SessionLost);
@@ -226,7 +226,7 @@ impl Inner {
 
 struct MemoryTree {
     engine: Arc<Engine>,
-    link: Arc<Link>,
+    link: Arc<MemoryLink>,
     session: Session,
     tasks: TaskSet,
 }

@@ -91,13 +91,22 @@ impl Client {
         opened.unwrap_or(Err(last))
     }
 
+    /// Makes a persistent node with `data` through the session of `tree`, and all that is missing above it. Harmless if it
+    /// is there.
+    ///
+    /// # Errors
+    /// As those of a [`Tree`], except [`TreeError::Disconnected`].
+    pub async fn make(&self, tree: &dyn Tree, path: &NodePath, data: Bytes, acl: &Acl) -> Result<(), TreeError> {
+        make(self, tree, path, data, CreateMode::Persistent, acl).await
+    }
+
     /// Makes a node that stays, without data, and all that is missing above it. Harmless if it is there.
     ///
     /// # Errors
     /// As those of a [`Tree`], but for [`TreeError::Disconnected`] once a session is open.
     pub async fn ensure(&self, path: &NodePath, acl: &Acl) -> Result<(), TreeError> {
         let tree = self.session().await?;
-        make(self, &*tree, path, Bytes::new(), CreateMode::Persistent, acl).await
+        self.make(&*tree, path, Bytes::new(), acl).await
     }
 
     /// Waits until what was dropped is removed, and closes the session. What is held is over.

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::Term;
 use runtime::TaskSet;
 use tokio::sync::watch;
 
@@ -16,7 +15,7 @@ use super::client::Client;
 use super::line::{Line, Members, Naming, Place, Rule};
 use super::node::{join, stopped};
 use crate::tree::{Acl, NodePath, Sequence, SessionId, TreeError};
-use crate::{Answer, Elector, Follower, Leadership, OwnershipError, check_replica, departed, poll_departures};
+use crate::{Answer, Elector, ElectorError, Follower, Leadership, Term, check_replica, departed, poll_departures};
 
 /// How a replica learns that it leads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -202,13 +201,13 @@ impl Standing {
     }
 }
 
-fn told(error: TreeError) -> OwnershipError {
+fn told(error: TreeError) -> ElectorError {
     match error {
         TreeError::Disconnected(_) | TreeError::SessionLost | TreeError::NoNode => {
-            OwnershipError::Unavailable(error.to_string())
+            ElectorError::Unavailable(error.to_string())
         }
-        TreeError::Invalid(text) => OwnershipError::Refused(text),
-        error => OwnershipError::Refused(error.to_string()),
+        TreeError::Invalid(text) => ElectorError::Rejected(text),
+        error => ElectorError::Rejected(error.to_string()),
     }
 }
 
@@ -218,7 +217,7 @@ impl Elector for TreeElector {
         Box::pin(async move {
             check_replica(&replica)?;
             if replica.contains('/') {
-                return Err(OwnershipError::Refused("on a tree, a replica's name has no `/`".to_owned()));
+                return Err(ElectorError::Rejected("on a tree, a replica's name has no `/`".to_owned()));
             }
             match self.0.is_leader(&replica, lease).await {
                 // Its place went, or its session: another one, at the end.

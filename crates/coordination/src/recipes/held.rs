@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use domain::Term;
 use runtime::{Monotonic, Runtime, TaskSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::node::Owned;
+use crate::Term;
 use crate::tree::session::{Session, SessionState};
 use crate::tree::{Expected, Op, TreeError};
 

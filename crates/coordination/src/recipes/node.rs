@@ -307,7 +307,7 @@ impl Which {
 /// # Errors
 /// [`TreeError::Invalid`] if the path would be none.
 pub(super) fn join(parent: &NodePath, name: &str) -> Result<NodePath, TreeError> {
-    parent.join(name).map_err(|error| TreeError::Invalid(error.to_string()))
+    Ok(parent.join(name)?)
 }
 
 /// Of a name that a user gave: one part.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::{Term, Timestamp};
 use futures_util::future::BoxFuture;
+use instants::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::bag::{Bag, id_named};
@@ -19,6 +19,7 @@ use super::client::Client;
 use super::held::{Held, Leading, Trust};
 use super::line::{Line, Naming, Place, Rule};
 use super::node::{Owned, gone, join, make, stopped};
+use crate::Term;
 use crate::tree::{Acl, CreateMode, Done, Expected, NodePath, Op, Sequence, Tree, TreeError, Watch, Zxid};
 
 const ASSIGNMENT: &str = "assignment";
@@ -175,7 +176,7 @@ impl RoleMatch {
                 let (taken, taken_watch) = self.numbers(tree, &self.assignments, assigned).await?;
                 for job in jobs.iter().filter(|job| taken.binary_search(job).is_err()) {
                     if let Some(taken) = self.take(place, *job, who).await? {
-                        return Ok(Some(taken));
+                        return Ok::<_, TreeError>(Some(taken));
                     }
                 }
                 tokio::select! {

@@ -1,5 +1,7 @@
 //! Why a tree says no.
 
+use super::NodePathError;
+
 /// A call failed as a whole.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TreeError {
@@ -30,6 +32,12 @@ pub enum TreeError {
     /// The session has ended, and its ephemeral nodes with it or soon: open another.
     #[error("the session has ended")]
     SessionLost,
+}
+
+impl From<NodePathError> for TreeError {
+    fn from(error: NodePathError) -> Self {
+        TreeError::Invalid(error.to_string())
+    }
 }
 
 impl TreeError {

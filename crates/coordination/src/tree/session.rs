@@ -13,11 +13,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use runtime::{Monotonic, Runtime};
+use instants::{Deadline, Monotonic};
+use runtime::Runtime;
 use tokio::sync::watch;
 
 use super::TreeError;
-use crate::deadline::Deadline;
 
 /// Of the engine; never given twice by one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

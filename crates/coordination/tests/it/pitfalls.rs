@@ -102,7 +102,7 @@ fn attributed(text: &str) -> Vec<String> {
 /// What `suite!` makes tests of, each with its module, and what `on_both!` does.
 fn listed(text: &str) -> Vec<(String, String)> {
     let mut names = Vec::new();
-    for suite in text.split("\nsuite! {").skip(1) {
+    for suite in text.split("\nconformance::suite! {").skip(1) {
         let suite = suite.split("\n}").next().unwrap_or_default();
         for module in suite.split('}') {
             let Some((module, cases)) = module.rsplit_once('{') else { continue };
@@ -146,7 +146,7 @@ fn every_pitfall_has_a_test_or_a_reason_why_it_needs_none() {
 
 #[test]
 fn what_is_no_test_is_seen_to_be_none() {
-    let text = "#[test]\nfn a_test() {}\nfn no_test() {}\n// suite! in a comment {\nsuite! { $ dyn X, y, [z];\n    one {\n        a_case\n    }\n    \
+    let text = "#[test]\nfn a_test() {}\nfn no_test() {}\n// suite! in a comment {\nconformance::suite! { $ dyn X, y, [z];\n    one {\n        a_case\n    }\n    \
                 two {\n        another\n        and_another\n    }\n}\nfn after() {}\non_both! {\n    on_each\n}\n";
     assert_eq!(attributed(text), ["a_test"]);
     let listed = listed(text);

@@ -3,13 +3,14 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::conformance::{Case, tree::Subject};
+use coordination::Term;
 use coordination::memory::MemoryOptions;
 use coordination::recipes::{
     Candidate, Client, Discovery, Ended, LeaderSelector, Leading, Service, Source, Trust, Values,
 };
 use coordination::tree::{Acl, NodePath, SessionOptions};
-use domain::Term;
+use coordination_conformance::Case;
+use coordination_conformance::tree::Subject;
 use runtime::{Runtime, TaskSet};
 use simulator::Simulation;
 use tokio::sync::oneshot;
@@ -20,7 +21,7 @@ use crate::support::{MemoryForest, on_real, slow};
 mod real {
     use super::*;
 
-    coordination::recipe_conformance_tests!(run);
+    coordination_conformance::recipe_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
         on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
@@ -31,7 +32,7 @@ mod real {
 mod simulated {
     use super::*;
 
-    coordination::recipe_conformance_tests!(run);
+    coordination_conformance::recipe_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
         for seed in 0..8 {
@@ -48,7 +49,7 @@ fn a_line_goes_on_past_the_last_number() {
         sim.run_until(async {
             let forest = MemoryForest::new(sim.outside(), slow());
             let set_next = |path: &NodePath, next| forest.trees().set_sequence(path, next);
-            coordination::conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
+            coordination_conformance::recipes::a_line_goes_on_past_the_last_number(&forest, set_next).await;
         });
     }
 }

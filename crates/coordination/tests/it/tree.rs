@@ -3,10 +3,10 @@
 mod mutants;
 
 use bytes::Bytes;
-use coordination::conformance::Case;
-use coordination::conformance::tree::{CASES, Subject};
 use coordination::memory::{MemoryOptions, MemoryTrees};
 use coordination::tree::{Acl, CreateMode, NodePath, Sequence, SessionOptions, TreeError, Trees as _};
+use coordination_conformance::Case;
+use coordination_conformance::tree::{Subject, case};
 
 use crate::support::{MemoryForest, on_real, slow};
 
@@ -48,7 +48,7 @@ fn a_session_that_the_engine_has_ended_finds_out_with_its_next_call() {
 mod real {
     use super::*;
 
-    coordination::tree_conformance_tests!(run);
+    coordination_conformance::tree_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
         on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
@@ -58,7 +58,7 @@ mod real {
 mod load {
     use super::*;
 
-    coordination::load_conformance_tests!(run);
+    coordination_conformance::load_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
         on_real(async |runtime| case.run(&MemoryForest::new(runtime, MemoryOptions::default())).await);
@@ -69,7 +69,7 @@ mod load {
 mod simulated {
     use super::*;
 
-    coordination::tree_conformance_tests!(run);
+    coordination_conformance::tree_conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
         for seed in 0..8 {
@@ -87,7 +87,7 @@ fn histories_have_one_order_though_calls_fail() {
         let options = MemoryOptions { fail_one_in: Some(8), ..slow() };
         sim.run_until(async {
             let forest = MemoryForest::new(sim.outside(), options);
-            Case::named(CASES, "what_is_cut_off_and_lost_is_answered_in_one_order").run(&forest).await;
+            case("what_is_cut_off_and_lost_is_answered_in_one_order").run(&forest).await;
         });
     }
 }

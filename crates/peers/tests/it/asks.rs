@@ -3,13 +3,13 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::{Member, MemberId};
 use domain::occurrence::Run;
 use domain::{
     Attempt, AttemptResult, DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, ShardId, TargetKey,
     TenantId, Timestamp,
 };
 use futures_util::future::join_all;
+use membership::{Member, MemberId};
 use peers::{Handler, Listener, ListenerOptions};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;

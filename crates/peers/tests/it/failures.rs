@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coordination::Member;
+use membership::Member;
 use peers::{HttpPeers, ListenerOptions, PeersOptions};
 use runtime::Runtime;
 use scheduler::{Ask, Peers, Reply};

@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::{Member, MemberId};
 use domain::retry::RetryPolicy;
 use domain::{
     HttpTarget, Incarnation, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId, Timestamp, When,
 };
 use futures_util::future::BoxFuture;
+use membership::{Member, MemberId};
 use peers::{ClusterSecret, Handler, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Disk, Monotonic, Place, Runtime, TaskHandle, World};
 use scheduler::peers::Named;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use coordination::{Member, MemberId};
+use membership::{Member, MemberId};
 use peers::{ASK_BYTES_MAX, ClusterSecret, HttpPeers, ListenerOptions, PeersOptions};
 use runtime::Runtime;
 use scheduler::{Ask, Peers, Reply};

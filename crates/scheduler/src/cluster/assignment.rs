@@ -1,6 +1,6 @@
 //! Which shards this member should own, and how it comes to own them.
 //!
-//! Every member computes the same plan from the same view ([`coordination::assign`]). What is free it claims; for what
+//! Every member computes the same plan from the same view ([`membership::assign`]). What is free it claims; for what
 //! another holds it asks that one to let go, and waits for the answer (seed 004's synchronous shutdown call) or for the
 //! other's lease to end, whichever comes first. A claim says who may ask the store for a term; the term says who owns.
 //!
@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::membership::{self, BeforeRenewal, Membership, Profile, Status};
-use coordination::{ClaimName, Member, MemberId, Ownership, OwnershipError, View, assign};
 use domain::id::SHARDS;
 use domain::{ShardId, Timestamp};
 use futures_util::future::join_all;
+use membership::{
+    BeforeRenewal, ClaimName, Member, MemberId, Membership, Ownership, OwnershipError, Profile, Status, View, assign,
+};
 use prometheus_client::registry::Registry;
 use runtime::TaskSet;
 use tokio_util::sync::CancellationToken;

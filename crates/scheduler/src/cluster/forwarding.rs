@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::MemberId;
 use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, Status, Tenant, TenantId};
 use futures_util::future::join_all;
+use membership::MemberId;
 use store::{Mark, StoreError};
 use tokio::sync::oneshot;
 

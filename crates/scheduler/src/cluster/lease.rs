@@ -3,7 +3,6 @@
 use std::sync::RwLock;
 use std::time::Duration;
 
-use coordination::membership;
 use runtime::Monotonic;
 
 /// Its own clock decides that it must stop, before anybody else may take over what it holds.

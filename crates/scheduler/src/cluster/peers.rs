@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use coordination::{Member, MemberId};
 use domain::occurrence::Run;
 use domain::{DueKey, Edition, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Seen, ShardId, Spec, TenantId};
 use futures_util::future::BoxFuture;
+use membership::{Member, MemberId};
 use store::StoreError;
 
 use crate::requests::{CancelAnswer, CreateRefusal, PutAnswer, RedriveAnswer, Timing};

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use coordination::Ownership;
 use domain::id::SHARDS;
 use domain::{AttemptResult, ScheduleId, ShardId, TenantId, When};
 use futures_util::future::{join, join_all};
+use membership::Ownership;
 use scheduler::{CancelAnswer, Create, CreateRefusal, Delivery, RedriveAnswer, Scheduler};
 use simulator::Simulation;
 use store::Store;

@@ -5,11 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coordination::Member;
-use coordination::membership::{self, Profile};
-use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
 use domain::{AttemptResult, ScheduleId, Timestamp, When};
 use futures_util::future::BoxFuture;
+use membership::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
+use membership::{Member, Profile};
 use runtime::Runtime;
 use scheduler::{
     Ask, Create, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers, Registry, Reply, Scheduler,

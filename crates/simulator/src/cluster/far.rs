@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coordination::{ClaimName, Member, MemberId, Ownership, Seen, View};
 use domain::occurrence::Run;
 use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
+use membership::{ClaimName, Member, MemberId, Ownership, Seen, View};
 use runtime::Runtime;
 use store::{
     Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage, ListRead,
@@ -195,7 +195,7 @@ pub(super) struct FarOwnership {
 
 impl FarOwnership {
     /// Its caller gives up by itself.
-    fn over<'a, T: Send + 'a>(&'a self, call: coordination::Answer<'a, T>) -> coordination::Answer<'a, T> {
+    fn over<'a, T: Send + 'a>(&'a self, call: membership::Answer<'a, T>) -> membership::Answer<'a, T> {
         Box::pin(async move {
             if self.net.is_cut(&self.name, ENGINE) {
                 return std::future::pending().await;
@@ -215,7 +215,7 @@ impl FarOwnership {
 }
 
 impl Ownership for FarOwnership {
-    fn join(&self, member: Member, lease: Duration) -> coordination::Answer<'_, Seen> {
+    fn join(&self, member: Member, lease: Duration) -> membership::Answer<'_, Seen> {
         Box::pin(async move {
             let id = member.id;
             let seen = self.over(self.ownership.join(member, lease)).await?;
@@ -224,25 +224,25 @@ impl Ownership for FarOwnership {
         })
     }
 
-    fn renew(&self, member: MemberId, lease: Duration) -> coordination::Answer<'_, Seen> {
+    fn renew(&self, member: MemberId, lease: Duration) -> membership::Answer<'_, Seen> {
         self.over(self.ownership.renew(member, lease))
     }
 
-    fn leave(&self, member: MemberId) -> coordination::Answer<'_, ()> {
+    fn leave(&self, member: MemberId) -> membership::Answer<'_, ()> {
         self.over(self.ownership.leave(member))
     }
 
-    fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> coordination::Answer<'_, Vec<bool>> {
+    fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> membership::Answer<'_, Vec<bool>> {
         self.note("claim", &names);
         self.over(self.ownership.claim(member, names))
     }
 
-    fn release(&self, member: MemberId, names: Vec<ClaimName>) -> coordination::Answer<'_, ()> {
+    fn release(&self, member: MemberId, names: Vec<ClaimName>) -> membership::Answer<'_, ()> {
         self.note("release", &names);
         self.over(self.ownership.release(member, names))
     }
 
-    fn view(&self) -> coordination::Answer<'_, View> {
+    fn view(&self) -> membership::Answer<'_, View> {
         self.over(self.ownership.view())
     }
 

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use coordination::Member;
 use futures_util::future::BoxFuture;
+use membership::Member;
 use scheduler::{Ask, CancelAnswer, PeerError, Peers, Reply, Scheduler};
 
 use super::mutant::Mutant;

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use coordination::MemberId;
 use domain::{Incarnation, ShardId, Term};
+use membership::MemberId;
 
 use super::CLOCK_OFFSET_MAX;
 use super::net::Net;

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use coordination::Ownership;
-use coordination::membership::{self, Profile};
-use coordination::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
 use domain::{ShardId, Tenant};
 use futures_util::future::BoxFuture;
+use membership::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
+use membership::{Ownership, Profile};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Options, Peering, Registry, Scheduler};
 use store::Store;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use domain::Timestamp;
+use instants::Timestamp;
 
 use crate::tree::{
     Acl, Children, CreateMode, Created, Done, Event, Expected, Grant, Identity, Node, NodePath, Op, Permissions,

@@ -6,12 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use coordination::conformance::Case;
-use coordination::conformance::tree::{CASES, Process, Subject};
 use coordination::tree::{
     Acl, Answer, Children, CreateMode, Created, Credentials, DATA_BYTES_MAX, Done, Events, Expected, Grant, Node,
     NodePath, Op, Session, SessionOptions, Stat, Tree, TreeError, Trees, Watch,
 };
+use coordination_conformance::tree::{Process, Subject, case};
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
@@ -79,11 +78,11 @@ fn each_deliberate_bug_in_a_tree_is_caught_by_its_case() {
 }
 
 /// Whether the case fails on an engine with this bug. (That it passes on one without is what the suites show.)
-fn catches(bug: Bug, case: &str, seed: u64) -> bool {
+fn catches(bug: Bug, name: &str, seed: u64) -> bool {
     let simulation = Simulation::new(seed);
     simulation.run_until(async {
         let subject = BrokenForest { bug, inner: MemoryForest::new(simulation.outside(), slow()) };
-        AssertUnwindSafe(Case::named(CASES, case).run(&subject)).catch_unwind().await.is_err()
+        AssertUnwindSafe(case(name).run(&subject)).catch_unwind().await.is_err()
     })
 }
 

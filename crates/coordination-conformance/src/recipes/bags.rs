@@ -1,0 +1,163 @@
+//! Distributed bags.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use coordination::recipes::{Bag, BagChange, BagListener, OwnItem};
+
+fn bag(peer: &Peer<'_>) -> Bag {
+    Bag::new(&peer.client, &path("/bag"), Acl::Open).expect("the path is short")
+}
+
+async fn add(peer: &Peer<'_>, data: &'static str) -> Sequence {
+    bag(peer).add(Bytes::from_static(data.as_bytes())).await.expect("the bag is open")
+}
+
+async fn add_own(peer: &Peer<'_>) -> OwnItem {
+    bag(peer).add_own(Bytes::new()).await.expect("the bag is open")
+}
+
+async fn remove(peer: &Peer<'_>, id: Sequence) {
+    assert_eq!(bag(peer).remove(id).await, Ok(true));
+}
+
+/// Until what it told of is `what`; every change must be one.
+async fn hears_until(
+    subject: &dyn Subject,
+    listener: &mut BagListener,
+    known: &mut BTreeSet<Sequence>,
+    what: &BTreeSet<Sequence>,
+) {
+    while known != what {
+        match within(subject, &format!("a change of {known:?} to {what:?}"), listener.next()).await {
+            BagChange::Added(id) => {
+                assert!(known.insert(id), "{id:?} is told twice");
+                assert_eq!(known.last(), Some(&id), "additions come in their order");
+            }
+            BagChange::Removed(id) => assert!(known.remove(&id), "{id:?} was never told of"),
+        }
+    }
+}
+
+pub(super) async fn numbers_are_never_given_again(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let (first, second) = (add(&one, "first").await, add(&two, "second").await);
+    assert_eq!((first, second), (Sequence(0), Sequence(1)));
+    remove(&one, first).await;
+    remove(&one, second).await;
+    assert_eq!(bag(&two).remove(second).await, Ok(false));
+    let third = add(&one, "third").await;
+    assert_eq!(third, Sequence(2));
+    two.tree().await.sync().await.expect("the engine answers");
+    assert_eq!(bag(&two).get(third).await, Ok(Some(Bytes::from_static(b"third"))));
+    assert_eq!(bag(&two).get(first).await, Ok(None));
+    assert_eq!(bag(&two).ids().await, Ok(BTreeSet::from([third])));
+}
+
+pub(super) async fn items_and_tokens_are_laid_out_as_petting_zoos(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    for peer in [&one, &two, &one] {
+        add(peer, "").await;
+    }
+    let own = add_own(&two).await;
+    assert_eq!(one.standing("/bag/item").await, [0, 1, 2, 3].map(|id| format!("item{id:010}")));
+    assert_eq!(one.standing("/bag/token").await, ["token0000000003"], "one token stands, the last");
+    assert_eq!(own.id(), Sequence(3));
+}
+
+pub(super) async fn a_listener_misses_nothing_and_hears_nothing_twice(subject: &dyn Subject) {
+    const ADDED: i32 = 40;
+    let (writer, reader) = (Peer::open(subject).await, Peer::open(subject).await);
+    // While things are put in and taken out, listeners begin.
+    let writing = async {
+        for number in 0..ADDED {
+            let id = add(&writer, "").await;
+            if number % 3 == 0 {
+                remove(&writer, id).await;
+            }
+        }
+    };
+    let listening = async {
+        let mut listeners = Vec::new();
+        for _ in 0..8 {
+            listeners.push(bag(&reader).listen().await.expect("the bag is open"));
+            subject.runtime().sleep(Duration::from_millis(9)).await;
+        }
+        listeners
+    };
+    let ((), listeners) = within(subject, "all is written", futures_util::future::join(writing, listening)).await;
+    let last = add(&writer, "").await;
+    let left = bag(&writer).ids().await.expect("the bag is open");
+    assert!(left.contains(&last) && left.len() < usize::try_from(ADDED).unwrap_or(0));
+    for mut listener in listeners {
+        let mut known = listener.present().clone();
+        hears_until(subject, &mut listener, &mut known, &left).await;
+    }
+}
+
+pub(super) async fn own_items_go_with_their_session_and_all_are_told(subject: &dyn Subject) {
+    let (listening, dying) = (Peer::open(subject).await, Peer::open_short(subject).await);
+    let stays = add(&dying, "").await;
+    let (own, dropped) = (add_own(&dying).await, add_own(&dying).await);
+    let mut listener = bag(&listening).listen().await.expect("the bag is open");
+    let mut known = listener.present().clone();
+    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id(), dropped.id()])).await;
+    drop(dropped);
+    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([stays, own.id()])).await;
+    dying.process.cut(true);
+    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([stays])).await;
+    within(subject, "its owner is told", own.gone()).await;
+    remove(&listening, stays).await;
+    hears_until(subject, &mut listener, &mut known, &BTreeSet::new()).await;
+}
+
+pub(super) async fn a_listener_goes_on_in_another_session(subject: &dyn Subject) {
+    let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
+    let (first, second) = (add(&writer, "").await, add(&writer, "").await);
+    reader.tree().await.sync().await.expect("the engine answers");
+    let mut listener = bag(&reader).listen().await.expect("the bag is open");
+    let mut known = listener.present().clone();
+    assert_eq!(known, BTreeSet::from([first, second]));
+    let session = reader.tree().await.session().clone();
+    reader.process.cut(true);
+    within(subject, "its session is lost", session.lost()).await;
+    remove(&writer, first).await;
+    let third = add(&writer, "").await;
+    reader.process.cut(false);
+    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([second, third])).await;
+    let fourth = add(&writer, "").await;
+    hears_until(subject, &mut listener, &mut known, &BTreeSet::from([second, third, fourth])).await;
+}
+
+pub(super) async fn a_bag_that_is_made_anew_is_told_anew(subject: &dyn Subject) {
+    let (writer, reader) = (Peer::open(subject).await, Peer::open_short(subject).await);
+    let tree = writer.tree().await;
+    let make_anew = async || {
+        for id in bag(&writer).ids().await.expect("the bag is open") {
+            remove(&writer, id).await;
+        }
+        tree.delete(&path("/bag/item"), Expected::Any).await.expect("nothing is in");
+    };
+    let ids = |count: i32| (0..count).map(Sequence).collect::<BTreeSet<_>>();
+    for _ in 0..3 {
+        add(&writer, "").await;
+    }
+    reader.tree().await.sync().await.expect("the engine answers");
+    let mut listener = bag(&reader).listen().await.expect("the bag is open");
+    let mut known = listener.present().clone();
+    make_anew().await;
+    hears_until(subject, &mut listener, &mut known, &ids(0)).await;
+    add(&writer, "").await;
+    add(&writer, "").await;
+    hears_until(subject, &mut listener, &mut known, &ids(2)).await;
+    // And where nobody could hear of it.
+    let session = reader.tree().await.session().clone();
+    reader.process.cut(true);
+    within(subject, "its session is lost", session.lost()).await;
+    make_anew().await;
+    add(&writer, "").await;
+    reader.process.cut(false);
+    hears_until(subject, &mut listener, &mut known, &ids(1)).await;
+    add(&writer, "").await;
+    hears_until(subject, &mut listener, &mut known, &ids(2)).await;
+}

@@ -1,0 +1,188 @@
+//! Changes drawn at random, made here and in the engine in memory.
+
+use std::collections::BTreeMap;
+
+use super::draw::Draw;
+use super::*;
+use coordination::memory::MemoryOptions;
+use coordination::tree::{Done, Grant, Identity, Op, Permissions, Zxid};
+
+const ROUNDS: u32 = 200;
+
+impl Draw {
+    fn path(&mut self) -> NodePath {
+        let texts = ["/a", "/b", "/a/a", "/a/b", "/a/b/c", "/b/a", "/b/a/a", "/a/n0000000000", "/b/n0000000001"];
+        path(self.of(&texts))
+    }
+
+    fn expected(&mut self) -> Expected {
+        self.of(&[Expected::Any, Expected::Any, Expected::Any, Expected::Version(0), Expected::Version(1)])
+    }
+
+    fn acl(&mut self) -> Acl {
+        let reader = Grant { to: Identity::Anyone, permissions: Permissions::READ.and(Permissions::CREATE) };
+        let grants = Acl::Grants(vec![Grant { to: alice().identity(), permissions: Permissions::ALL }, reader]);
+        self.of(&[&[Acl::Creator, Acl::CreatorReadable, grants][..], &vec![Acl::Open; 9]].concat())
+    }
+
+    fn op(&mut self) -> Op {
+        let (path, data) = (self.path(), Bytes::from(vec![0; usize::try_from(self.below(20)).unwrap_or(0)]));
+        match self.below(10) {
+            0..5 => {
+                let mode = self.of(&[
+                    CreateMode::Persistent,
+                    CreateMode::Persistent,
+                    CreateMode::PersistentSequential,
+                    CreateMode::Ephemeral,
+                    CreateMode::EphemeralSequential,
+                ]);
+                let path = if mode.is_sequential() { below(&path, "n") } else { path };
+                Op::Create { path, data, mode, acl: self.acl() }
+            }
+            5 => Op::Check { path, expected: self.expected() },
+            6..8 => Op::Set { path, data, expected: self.expected() },
+            _ => Op::Delete { path, expected: self.expected() },
+        }
+    }
+}
+
+fn alice() -> Credentials {
+    Credentials { name: "alice".to_owned(), password: "of the looking-glass".to_owned() }
+}
+
+fn below(above: &NodePath, name: &str) -> NodePath {
+    above.join(name).expect("a name of one letter")
+}
+
+/// What two engines must tell alike.
+#[derive(PartialEq, Debug)]
+struct Told {
+    path: Option<NodePath>,
+    versions: [i32; 3],
+    is_owned: bool,
+    sizes: [usize; 2],
+    children: Vec<String>,
+}
+
+fn told(path: Option<NodePath>, stat: &Stat) -> Told {
+    Told {
+        path,
+        versions: [stat.version, stat.children_version, stat.acl_version],
+        is_owned: stat.owner.is_some(),
+        sizes: [stat.data_bytes, stat.children],
+        children: Vec::new(),
+    }
+}
+
+fn done(done: &[Done]) -> Vec<Option<Told>> {
+    let told = |done: &Done| match done {
+        Done::Check | Done::Delete => None,
+        Done::Create(Created { path, stat }) => Some(told(Some(path.clone()), stat)),
+        Done::Set(stat) => Some(told(None, stat)),
+    };
+    done.iter().map(told).collect()
+}
+
+/// Words are an engine's own.
+fn plain(error: TreeError) -> TreeError {
+    match error {
+        TreeError::Invalid(_) => TreeError::Invalid(String::new()),
+        TreeError::Multi { at, source } => TreeError::Multi { at, source: Box::new(plain(*source)) },
+        other => other,
+    }
+}
+
+async fn look(tree: &dyn Tree, at: &NodePath) -> Result<(Told, Bytes, Vec<Grant>, [Zxid; 3]), TreeError> {
+    tree.sync().await?;
+    let node = tree.get(at).await?;
+    let children = tree.children(at).await?;
+    assert_eq!(children.stat, node.stat, "nothing happens in between");
+    let Stat { created, modified, children_modified, .. } = node.stat;
+    let told = Told { children: children.names, ..told(None, &node.stat) };
+    Ok((told, node.data, tree.acl(at).await?, [created, modified, children_modified]))
+}
+
+/// With the same sessions.
+struct Twins {
+    _process: Arc<dyn Process>,
+    here: Arc<dyn Tree>,
+    there: Arc<dyn Tree>,
+}
+
+/// The numbers of this engine's changes, by those of the other's: in the same order.
+#[derive(Default)]
+struct Numbers(BTreeMap<Zxid, Zxid>);
+
+impl Numbers {
+    fn check(&mut self, pairs: impl IntoIterator<Item = (Zxid, Zxid)>) {
+        self.0.extend(pairs);
+        assert!(self.0.values().is_sorted_by(|one, next| one < next), "changes are numbered in their order");
+    }
+}
+
+impl Twins {
+    async fn open(subject: &dyn Subject, model: &MemoryTrees, credentials: &[Credentials]) -> Twins {
+        let options = SessionOptions { timeout: LIMIT, credentials: credentials.to_vec() };
+        let process = subject.process().await;
+        let here = process.open(options.clone()).await.expect("the engine opens a session");
+        Twins { _process: process, here, there: model.open(options).await.expect("memory is there") }
+    }
+
+    async fn change(&self, ops: Vec<Op>) {
+        let (here, there) = (self.here.multi(ops.clone()).await, self.there.multi(ops).await);
+        let (here, there) = (here.as_deref().map(done), there.as_deref().map(done));
+        assert_eq!(here.map_err(|error| plain(error.clone())), there.map_err(|error| plain(error.clone())));
+    }
+
+    /// The node and all below it, if this session may look at it.
+    async fn compare(&self, at: &NodePath, numbers: &mut Numbers) {
+        let mut left = vec![at.clone()];
+        while let Some(at) = left.pop() {
+            let (here, there) = (look(&*self.here, &at).await, look(&*self.there, &at).await);
+            match (here, there) {
+                (Ok((told, data, grants, zxids)), Ok((told_there, data_there, grants_there, zxids_there))) => {
+                    assert_eq!((&told, data, grants), (&told_there, data_there, grants_there), "{at}");
+                    // The root was made before all changes.
+                    let of_changes =
+                        zxids_there.into_iter().zip(zxids).filter(|(there, _)| there.0 > 0 && !at.is_root());
+                    numbers.check(of_changes);
+                    left.extend(told.children.iter().map(|name| below(&at, name)));
+                }
+                (here, there) => {
+                    let error = |looked: Result<_, TreeError>| looked.map(drop).map_err(plain);
+                    assert_eq!(error(here), error(there), "{at}");
+                }
+            }
+        }
+    }
+}
+
+pub(super) async fn random_changes_do_what_they_do_in_memory(subject: &dyn Subject) {
+    let runtime = subject.runtime();
+    let model = MemoryTrees::new(runtime.clone(), MemoryOptions { sessions_end: false, ..MemoryOptions::default() });
+    let (anybody, alice) = (Twins::open(subject, &model, &[]).await, Twins::open(subject, &model, &[alice()]).await);
+    let twins = [&anybody, &alice];
+    let (seed, mut numbers) = (runtime.random(), Numbers::default());
+    let mut draw = Draw::new(seed);
+    let within = async |round: u32, step: &str, work: futures_util::future::LocalBoxFuture<'_, ()>| {
+        let worked = std::panic::AssertUnwindSafe(work).catch_unwind().await;
+        assert!(worked.is_ok(), "with the seed {seed}, in round {round}: {step}");
+    };
+    for at in ["/a", "/b", "/a/b"].map(path) {
+        anybody
+            .change(vec![Op::Create { path: at, data: Bytes::new(), mode: CreateMode::Persistent, acl: Acl::Open }])
+            .await;
+    }
+    for round in 0..ROUNDS {
+        let ops: Vec<Op> = (0..draw.of(&[1, 1, 1, 2, 3])).map(|_| draw.op()).collect();
+        let (who, at) = (draw.of(&twins), draw.path());
+        within(round, &format!("{ops:?}"), who.change(ops.clone()).boxed_local()).await;
+        within(round, "what is there then", who.compare(&at, &mut numbers).boxed_local()).await;
+    }
+    let root = NodePath::root();
+    within(ROUNDS, "all", alice.compare(&root, &mut numbers).boxed_local()).await;
+    anybody.here.close().await.expect("the engine answers");
+    anybody.there.close().await.expect("memory is there");
+    within(ROUNDS, "what a session leaves", alice.compare(&root, &mut numbers).boxed_local()).await;
+    assert!(numbers.0.len() > 5, "with the seed {seed}: too few changes were made: {}", numbers.0.len());
+}

@@ -1,0 +1,100 @@
+//! Several changes as one.
+
+use super::*;
+use coordination::tree::{DATA_BYTES_MAX, Done, OPS_MAX, Op};
+
+fn create(at: &str, mode: CreateMode) -> Op {
+    Op::Create { path: path(at), data: Bytes::new(), mode, acl: Acl::Open }
+}
+
+fn set(at: &str, data: &'static str) -> Op {
+    Op::Set { path: path(at), data: bytes(data), expected: Expected::Any }
+}
+
+fn delete(at: &str) -> Op {
+    Op::Delete { path: path(at), expected: Expected::Any }
+}
+
+fn check(at: &str, version: i32) -> Op {
+    Op::Check { path: path(at), expected: Expected::Version(version) }
+}
+
+fn failed(at: usize, source: TreeError) -> TreeError {
+    TreeError::Multi { at, source: Box::new(source) }
+}
+
+pub(super) async fn a_multi_happens_as_one_change(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.make("/a").await;
+    peer.make("/b").await;
+    let ops = vec![check("/a", 0), set("/a", "x"), delete("/b"), create("/c-", CreateMode::PersistentSequential)];
+    let done = peer.tree.multi(ops).await.expect("each step can be");
+    let [Done::Check, Done::Set(set), Done::Delete, Done::Create(created)] = &done[..] else { panic!("{done:?}") };
+    assert_eq!((set.version, set.modified), (1, created.stat.created), "one change has one number");
+    assert_eq!(peer.get("/a").await.data, bytes("x"));
+    assert_eq!(peer.exists("/b").await, None);
+    assert_eq!(peer.exists(created.path.as_str()).await, Some(created.stat.clone()));
+}
+
+pub(super) async fn each_step_sees_those_before_it(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    let ops = vec![
+        create("/a", CreateMode::Persistent),
+        create("/a/n-", CreateMode::PersistentSequential),
+        create("/a/n-", CreateMode::PersistentSequential),
+        set("/a", "x"),
+        check("/a", 1),
+        delete("/a/n-0000000000"),
+    ];
+    peer.tree.multi(ops).await.expect("each step can be");
+    assert_eq!(peer.names("/a").await, ["n-0000000001"]);
+}
+
+pub(super) async fn a_multi_that_fails_changes_nothing_and_tells_its_step(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.make("/a").await;
+    peer.create("/a/kept", "kept", CreateMode::Ephemeral).await;
+    let before = (peer.get("/a").await, peer.get("/a/kept").await);
+    for (at, ops, error) in [
+        (0, vec![check("/a", 1), set("/a", "x")], TreeError::BadVersion),
+        (1, vec![set("/a", "x"), create("/a", CreateMode::Persistent)], TreeError::NodeExists),
+        (2, vec![delete("/a/kept"), create("/a/new", CreateMode::Ephemeral), delete("/no")], TreeError::NoNode),
+        (1, vec![create("/a/n-", CreateMode::EphemeralSequential), delete("/a")], TreeError::NotEmpty),
+    ] {
+        assert_eq!(peer.tree.multi(ops).await, Err(failed(at, error)));
+    }
+    assert_eq!((peer.get("/a").await, peer.get("/a/kept").await), before);
+    assert_eq!(peer.names("/a").await, ["kept"]);
+    let next = peer.create("/a/n-", "", CreateMode::PersistentSequential).await;
+    assert_eq!(next.path, path("/a/n-0000000001"), "no number is used up");
+}
+
+pub(super) async fn a_check_guards_what_comes_with_it(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    one.make("/lock").await;
+    one.make("/value").await;
+    let guarded = |data| vec![check("/lock", 0), set("/value", data)];
+    one.tree.multi(guarded("first")).await.expect("the lock is as it was");
+    two.set("/lock", "taken").await;
+    assert_eq!(one.tree.multi(guarded("late")).await, Err(failed(0, TreeError::BadVersion)));
+    two.delete("/lock").await;
+    assert_eq!(one.tree.multi(guarded("later")).await, Err(failed(0, TreeError::NoNode)));
+    assert_eq!(two.get("/value").await.data, bytes("first"));
+}
+
+pub(super) async fn a_multi_without_steps_does_nothing(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    assert_eq!(peer.tree.multi(Vec::new()).await, Ok(Vec::new()));
+}
+
+pub(super) async fn a_multi_has_a_limit(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.make("/a").await;
+    let refused = peer.tree.multi((0..=OPS_MAX).map(|_| check("/a", 0)).collect()).await;
+    assert!(matches!(refused, Err(TreeError::Invalid(_))), "{refused:?}");
+    let half = || Op::Set { path: path("/a"), data: vec![7; DATA_BYTES_MAX / 2 + 1].into(), expected: Expected::Any };
+    let refused = peer.tree.multi(vec![half(), half()]).await;
+    assert!(matches!(refused, Err(TreeError::Invalid(_))), "{refused:?}");
+    let done = peer.tree.multi((0..OPS_MAX).map(|_| check("/a", 0)).collect()).await;
+    assert_eq!(done.map(|done| done.len()), Ok(OPS_MAX));
+}

@@ -1,0 +1,216 @@
+//! Nodes, their data, versions, numbers and children.
+
+use futures_util::future::join_all;
+
+use super::*;
+use coordination::tree::{DATA_BYTES_MAX, Sequence};
+
+pub(super) async fn a_node_is_read_as_it_was_made(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    let created = peer.create("/a", "data", CreateMode::Persistent).await;
+    assert_eq!(created.path, path("/a"));
+    let stat = created.stat.clone();
+    assert_eq!((stat.version, stat.children_version, stat.acl_version), (0, 0, 0));
+    assert_eq!((stat.owner, stat.data_bytes, stat.children), (None, 4, 0));
+    assert_eq!((stat.created, stat.created), (stat.modified, stat.children_modified));
+    let other = Peer::open(subject).await;
+    assert_eq!(other.get("/a").await, Node { data: bytes("data"), stat: created.stat.clone() });
+    assert_eq!(other.exists("/a").await, Some(created.stat));
+    let owned = peer.create("/e", "", CreateMode::Ephemeral).await;
+    assert_eq!(owned.stat.owner, Some(peer.tree.session().id()));
+}
+
+pub(super) async fn what_is_not_there_is_told(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    let nowhere = path("/nowhere");
+    assert_eq!(peer.exists("/nowhere").await, None);
+    assert_eq!(peer.tree.get(&nowhere).await, Err(TreeError::NoNode));
+    assert_eq!(peer.tree.children(&nowhere).await, Err(TreeError::NoNode));
+    assert_eq!(peer.tree.set(&nowhere, bytes("x"), Expected::Any).await, Err(TreeError::NoNode));
+    assert_eq!(peer.tree.delete(&nowhere, Expected::Any).await, Err(TreeError::NoNode));
+    assert_eq!(peer.tree.acl(&nowhere).await, Err(TreeError::NoNode));
+    assert_eq!(peer.tree.get_and_watch(&nowhere).await.err(), Some(TreeError::NoNode));
+    assert_eq!(peer.tree.children_and_watch(&nowhere).await.err(), Some(TreeError::NoNode));
+}
+
+pub(super) async fn a_node_is_made_once_and_below_its_parent(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    assert_eq!(peer.try_create("/a/b", "", CreateMode::Persistent).await, Err(TreeError::NoNode));
+    peer.create("/a", "first", CreateMode::Persistent).await;
+    for mode in [CreateMode::Persistent, CreateMode::Ephemeral, CreateMode::Container] {
+        assert_eq!(peer.try_create("/a", "second", mode).await, Err(TreeError::NodeExists), "{mode:?}");
+    }
+    peer.make("/a/b").await;
+    assert_eq!(peer.get("/a").await.data, bytes("first"));
+}
+
+pub(super) async fn the_root_is_there_and_stays(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    assert!(peer.exists("/").await.is_some());
+    assert!(peer.tree.delete(&NodePath::root(), Expected::Any).await.is_err());
+    assert!(peer.try_create("/", "", CreateMode::Persistent).await.is_err());
+    assert!(peer.exists("/").await.is_some());
+}
+
+pub(super) async fn a_set_raises_the_version(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    let made = peer.create("/a", "0", CreateMode::Persistent).await.stat;
+    let first = peer.set("/a", "first").await;
+    assert_eq!((first.version, first.created, first.data_bytes), (1, made.created, 5));
+    assert!(first.modified > made.modified);
+    let again = peer.tree.set(&path("/a"), bytes("first"), Expected::Version(1)).await;
+    assert_eq!(again.map(|stat| stat.version), Ok(2), "the same bytes are a change, too");
+    assert_eq!(peer.get("/a").await.data, bytes("first"));
+}
+
+pub(super) async fn a_change_that_expects_another_version_changes_nothing(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.create("/a", "0", CreateMode::Persistent).await;
+    let before = peer.get("/a").await;
+    for wrong in [1, 7] {
+        let set = peer.tree.set(&path("/a"), bytes("x"), Expected::Version(wrong)).await;
+        assert_eq!(set, Err(TreeError::BadVersion));
+        assert_eq!(peer.tree.delete(&path("/a"), Expected::Version(wrong)).await, Err(TreeError::BadVersion));
+    }
+    assert_eq!(peer.get("/a").await, before);
+    assert_eq!(peer.tree.delete(&path("/a"), Expected::Version(0)).await, Ok(()));
+    assert_eq!(peer.exists("/a").await, None);
+}
+
+pub(super) async fn a_node_with_children_stays(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.make("/a").await;
+    peer.make("/a/b").await;
+    assert_eq!(peer.tree.delete(&path("/a"), Expected::Any).await, Err(TreeError::NotEmpty));
+    peer.delete("/a/b").await;
+    peer.delete("/a").await;
+    assert_eq!(peer.exists("/a").await, None);
+}
+
+pub(super) async fn children_are_the_direct_ones_by_name(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    for at in ["/a", "/a/y", "/a/y/deep", "/a/x", "/a/y-1", "/ab", "/ab/other"] {
+        peer.make(at).await;
+    }
+    assert_eq!(peer.names("/a").await, ["x", "y", "y-1"]);
+    assert_eq!(peer.names("/a/y-1").await, [""; 0]);
+    let stat = peer.exists("/a").await.expect("it is there");
+    assert_eq!((stat.children, stat.children_version, stat.version), (3, 3, 0));
+    peer.delete("/a/x").await;
+    let later = peer.exists("/a").await.expect("it is there");
+    assert_eq!((later.children, later.children_version), (2, 4));
+    assert!(later.children_modified > stat.children_modified && later.modified == stat.modified);
+}
+
+pub(super) async fn changes_are_numbered_in_their_order(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    let first = one.make("/a").await.stat.created;
+    let second = two.make("/b").await.stat.created;
+    one.delete("/a").await;
+    let third = one.make("/a").await.stat.created;
+    let fourth = two.set("/a", "x").await.modified;
+    assert!(first < second && second < third && third < fourth, "{first:?} {second:?} {third:?} {fourth:?}");
+}
+
+pub(super) async fn sequential_names_rise_and_are_never_given_again(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    one.make("/s").await;
+    let mut last = None;
+    for round in 0..6 {
+        let peer = if round % 2 == 0 { &one } else { &two };
+        let mode = if round < 3 { CreateMode::PersistentSequential } else { CreateMode::EphemeralSequential };
+        let created = peer.create("/s/n-", "", mode).await;
+        let sequence = Sequence::after(created.path.name(), "n-").expect("it has a number");
+        assert!(created.path.is_within(&path("/s")) && last < Some(sequence), "{created:?} after {last:?}");
+        last = Some(sequence);
+        peer.delete(created.path.as_str()).await;
+    }
+    assert_eq!(last, Some(Sequence(5)));
+    let nameless = one.create("/s/x", "", CreateMode::PersistentSequential).await;
+    assert_eq!(nameless.path, path("/s/x0000000006"));
+}
+
+pub(super) async fn a_sequence_counts_all_children(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.make("/s").await;
+    peer.make("/s/plain").await;
+    peer.delete("/s/plain").await;
+    let created = peer.create("/s/n-", "", CreateMode::PersistentSequential).await;
+    assert_eq!(created.path, path("/s/n-0000000001"));
+}
+
+pub(super) async fn an_ephemeral_has_no_children(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.create("/e", "", CreateMode::Ephemeral).await;
+    for mode in [CreateMode::Persistent, CreateMode::EphemeralSequential] {
+        assert_eq!(peer.try_create("/e/child", "", mode).await, Err(TreeError::NoChildrenForEphemerals));
+    }
+}
+
+pub(super) async fn a_container_goes_after_its_last_child(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    peer.create("/c", "", CreateMode::Container).await;
+    peer.make("/c/one").await;
+    peer.make("/c/two").await;
+    peer.delete("/c/one").await;
+    assert_eq!(peer.names("/c").await, ["two"]);
+    peer.delete("/c/two").await;
+    peer.until("the container goes", async || peer.exists("/c").await.is_none()).await;
+}
+
+pub(super) async fn too_many_bytes_are_refused(subject: &dyn Subject) {
+    let peer = Peer::open(subject).await;
+    let most = Bytes::from(vec![7; DATA_BYTES_MAX]);
+    let over = Bytes::from(vec![7; DATA_BYTES_MAX + 1]);
+    let mode = CreateMode::Persistent;
+    let refused = peer.tree.create(&path("/a"), over.clone(), mode, Acl::Open).await;
+    assert!(matches!(refused, Err(TreeError::Invalid(_))), "{refused:?}");
+    peer.tree.create(&path("/a"), most.clone(), mode, Acl::Open).await.expect("it fits");
+    let refused = peer.tree.set(&path("/a"), over, Expected::Any).await;
+    assert!(matches!(refused, Err(TreeError::Invalid(_))), "{refused:?}");
+    assert_eq!(peer.get("/a").await.data, most);
+}
+
+pub(super) async fn of_many_that_make_one_node_one_does(subject: &dyn Subject) {
+    let mut peers = Vec::new();
+    for _ in 0..5 {
+        peers.push(Peer::open(subject).await);
+    }
+    let made = join_all(peers.iter().map(|peer| peer.try_create("/one", "", CreateMode::Ephemeral))).await;
+    assert_eq!(made.iter().filter(|made| made.is_ok()).count(), 1);
+    assert!(made.iter().all(|made| matches!(made, Ok(_) | Err(TreeError::NodeExists))), "{made:?}");
+}
+
+pub(super) async fn increments_by_version_lose_nothing(subject: &dyn Subject) {
+    const EACH: usize = 10;
+    let mut peers = Vec::new();
+    for _ in 0..4 {
+        peers.push(Peer::open(subject).await);
+    }
+    peers[0].create("/count", "0", CreateMode::Persistent).await;
+    join_all(peers.iter().map(|peer| async {
+        let mut done = 0;
+        while done < EACH {
+            let node = peer.get("/count").await;
+            let count: usize =
+                std::str::from_utf8(&node.data).ok().and_then(|text| text.parse().ok()).expect("a number");
+            let next = Bytes::from((count + 1).to_string());
+            match peer.tree.set(&path("/count"), next, Expected::Version(node.stat.version)).await {
+                Ok(_) => done += 1,
+                Err(TreeError::BadVersion) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }))
+    .await;
+    assert_eq!(peers[0].get("/count").await.data, bytes("40"));
+}
+
+pub(super) async fn what_others_did_is_read_after_a_sync(subject: &dyn Subject) {
+    let (one, two) = (Peer::open(subject).await, Peer::open(subject).await);
+    one.make("/a").await;
+    for round in 1..=20 {
+        let version = one.set("/a", "x").await.version;
+        assert_eq!((version, two.get("/a").await.stat.version), (round, round));
+    }
+}

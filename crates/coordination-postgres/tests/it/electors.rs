@@ -1,0 +1,122 @@
+//! The electors' suite, each case in a database of its own; and a server that pauses or dies.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coordination::{Answer, Elector};
+use coordination_conformance::Case;
+use coordination_conformance::elector::Subject;
+use coordination_postgres::{GroupName, Options, PostgresElectors};
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use runtime::{Monotonic, Runtime};
+
+use crate::support::{database, on_real, own_server};
+
+coordination_conformance::elector_conformance_tests!(run);
+
+fn run(case: Case<dyn Subject>) {
+    let url = database();
+    on_real(async |runtime| case.run(&Electors { runtime, url }).await);
+}
+
+struct Electors {
+    runtime: Runtime,
+    url: String,
+}
+
+impl Subject for Electors {
+    fn runtime(&self) -> Runtime {
+        self.runtime.clone()
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_millis(700)
+    }
+
+    fn elector<'a>(&'a self, group: &'a str) -> BoxFuture<'a, Arc<dyn Elector>> {
+        async {
+            // No limit of a call is a subject here: the machine may be busy with other tests.
+            let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
+            let electors = PostgresElectors::open(&self.runtime, &self.url, &options).await.unwrap();
+            Arc::new(electors.elector(&GroupName::new(group).unwrap())) as Arc<dyn Elector>
+        }
+        .boxed()
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+/// The longest time of a call with the default options, with a margin for a busy machine.
+const CALL_MAX: Duration = Duration::from_millis(1_500);
+
+pub(crate) fn group() -> GroupName {
+    GroupName::new("group").unwrap()
+}
+
+pub(crate) async fn open(runtime: &Runtime, url: &str) -> PostgresElectors {
+    PostgresElectors::open(runtime, url, &Options::default()).await.unwrap()
+}
+
+async fn until(runtime: &Runtime, what: &str, limit: Duration, mut is_so: impl AsyncFnMut() -> bool) {
+    let end = runtime.monotonic() + limit;
+    while !is_so().await {
+        assert!(runtime.monotonic() < end, "it never came: {what}");
+        runtime.sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[test]
+fn server_that_pauses_or_dies_fails_every_call_soon() {
+    on_real(async |runtime| {
+        let (server, url) = own_server(&runtime).await;
+        let elector = open(&runtime, &url).await.elector(&group());
+        let limited = async |what: &str, call: Answer<'_, ()>| {
+            let began = runtime.monotonic();
+            let answer = runtime.timeout(LONG, call).await.unwrap_or(Ok(()));
+            assert!(matches!(&answer, Err(error) if error.is_retryable()), "{what}: {answer:?}");
+            let took = runtime.monotonic().since(began);
+            assert!(took < CALL_MAX, "{what} took {took:?}");
+        };
+        let all = async || {
+            limited("is_leader", elector.is_leader("a", LONG).map(|it| it.map(drop)).boxed()).await;
+            limited("followers", elector.followers().map(|it| it.map(drop)).boxed()).await;
+        };
+        server.pause().unwrap();
+        all().await;
+        server.resume().unwrap();
+        server.kill().unwrap();
+        all().await;
+    });
+}
+
+#[test]
+fn a_leader_whose_server_dies_is_followed_under_a_later_term() {
+    on_real(async |runtime| {
+        let (server, url) = own_server(&runtime).await;
+        let lease = Duration::from_secs(1);
+        let (a, b) = (open(&runtime, &url).await, open(&runtime, &url).await);
+        let (a, b) = (a.elector(&group()), b.elector(&group()));
+        let called: Monotonic = runtime.monotonic();
+        let first = a.is_leader("a", lease).await.unwrap();
+        assert!(first.leads);
+        server.kill().unwrap();
+        server.restart().unwrap();
+        let mut second = first;
+        until(&runtime, "b leads", LONG, async || {
+            second = b.is_leader("b", lease).await.unwrap_or(first);
+            second.leads && second != first
+        })
+        .await;
+        assert!(runtime.monotonic().since(called) >= lease, "the crash forgot the lease");
+        assert!(second.term > first.term);
+        assert!(!a.is_leader("a", lease).await.is_ok_and(|answer| answer.leads));
+    });
+}
+
+#[test]
+fn group_name_is_short_and_plain() {
+    assert!(GroupName::new("a/B-9_.").is_ok() && GroupName::new(&"a".repeat(128)).is_ok());
+    for name in ["", &"a".repeat(129), "a b"] {
+        assert!(GroupName::new(name).is_err(), "{name}");
+    }
+}

@@ -1,0 +1,345 @@
+//! Sessions, claims, and the view of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use conformance::until;
+use futures_util::future::{join, join_all};
+use membership::{ClaimName, Member, MemberId, OwnershipError};
+
+use super::Subject;
+use super::scene::{LONG, Peer, member, shard};
+
+pub(super) async fn a_member_is_seen_as_it_joined(subject: &dyn Subject) {
+    let ownership = subject.open().await;
+    let text = "ä".repeat(Member::TEXT_LEN_MAX / 2);
+    let far = Member { id: MemberId(u128::MAX), address: text.clone(), build: text.clone(), name: text, owns: false };
+    let near = Member { name: String::new(), address: String::new(), build: String::new(), ..member(1 << 127) };
+    for member in [&far, &near] {
+        ownership.join(member.clone(), LONG).await.expect("a new member joins");
+    }
+    let view = subject.open().await.view().await.expect("the engine answers");
+    assert_eq!(view.members, [near.clone(), far], "in the order of their ids");
+    assert_eq!(view.owners().into_iter().collect::<Vec<_>>(), [near.id]);
+    assert!(view.claims.is_empty());
+}
+
+pub(super) async fn a_join_made_again_is_a_renewal(subject: &dyn Subject) {
+    let short = subject.lease();
+    let peer = Peer::join(subject, 1, short).await;
+    assert_eq!(peer.claim(&[shard(1)]).await, [true]);
+    if !subject.leases_may_grow() {
+        let longer = peer.ownership.join(member(1), LONG).await;
+        assert!(matches!(longer, Err(OwnershipError::Refused(_))), "{longer:?}");
+        subject.runtime().sleep(short / 2).await;
+        peer.ownership.join(member(1), short).await.expect("its answer may have been lost");
+        subject.runtime().sleep(short * 3 / 4).await;
+        assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
+        return;
+    }
+    peer.ownership.join(member(1), LONG).await.expect("its answer may have been lost");
+    subject.runtime().sleep(short * 2).await;
+    assert_eq!(peer.view().await.members.len(), 1);
+    assert_eq!(peer.holder(&shard(1)).await, Some(peer.id));
+}
+
+pub(super) async fn a_join_made_again_tells_what_is_new_of_its_member(subject: &dyn Subject) {
+    let (peer, other) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    assert_eq!(peer.claim(&[shard(1)]).await, [true]);
+    for owns in [false, true] {
+        let told = Member { owns, name: format!("owns: {owns}"), ..member(1) };
+        peer.ownership.join(told.clone(), LONG).await.expect("its session lives");
+        assert_eq!(other.view().await.members, [told, member(2)]);
+        assert_eq!(other.holder(&shard(1)).await, Some(peer.id), "its claims stay");
+    }
+    peer.leave().await;
+    assert_eq!(peer.ownership.join(member(1), LONG).await, Err(OwnershipError::Lost));
+}
+
+pub(super) async fn a_member_with_a_text_that_is_too_long_is_refused(subject: &dyn Subject) {
+    let ownership = subject.open().await;
+    let long = "a".repeat(Member::TEXT_LEN_MAX + 1);
+    let members = [
+        Member { name: long.clone(), ..member(1) },
+        Member { address: long.clone(), ..member(1) },
+        Member { build: long, ..member(1) },
+        Member { name: "a\0b".to_owned(), ..member(1) },
+    ];
+    for member in members {
+        let refused = ownership.join(member, LONG).await;
+        assert!(matches!(&refused, Err(error @ OwnershipError::Refused(_)) if !error.is_retryable()), "{refused:?}");
+    }
+    assert!(ownership.view().await.expect("the engine answers").members.is_empty());
+}
+
+pub(super) async fn a_claim_has_one_holder(subject: &dyn Subject) {
+    let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    assert_eq!(a.claim(&[shard(1)]).await, [true]);
+    assert_eq!(b.claim(&[shard(1)]).await, [false]);
+    for peer in [&a, &b] {
+        assert_eq!(peer.view().await.claims, BTreeMap::from([(shard(1), a.id)]));
+    }
+}
+
+pub(super) async fn of_those_who_claim_at_once_one_holds_each_name(subject: &dyn Subject) {
+    let mut peers = Vec::new();
+    for id in 1..=4 {
+        peers.push(Peer::join(subject, id, LONG).await);
+    }
+    for round in 0..12 {
+        let names: Vec<ClaimName> = (0..16).map(|number| shard(round * 16 + number)).collect();
+        // Each in an order of its own: engines that lock must not lock each other out.
+        let claims = peers.iter().enumerate().map(|(at, peer)| {
+            let mut names = names.clone();
+            names.rotate_left(at * 5);
+            if at % 2 == 1 {
+                names.reverse();
+            }
+            async move {
+                let held = peer.claim(&names).await;
+                names
+                    .into_iter()
+                    .zip(held)
+                    .filter(|(_, held)| *held)
+                    .map(|(name, _)| (name, peer.id))
+                    .collect::<Vec<_>>()
+            }
+        });
+        let mut held: Vec<(ClaimName, MemberId)> = join_all(claims).await.concat();
+        held.sort();
+        let mut view = peers[0].view().await.claims;
+        view.retain(|name, _| names.contains(name));
+        assert_eq!(held, view.into_iter().collect::<Vec<_>>(), "what was answered is what is so");
+        assert_eq!(held.len(), names.len(), "each has one holder");
+    }
+}
+
+pub(super) async fn an_own_claim_is_granted_again(subject: &dyn Subject) {
+    let peer = Peer::join(subject, 1, LONG).await;
+    assert_eq!(peer.claim(&[shard(1)]).await, [true]);
+    assert_eq!(peer.claim(&[shard(2), shard(1)]).await, [true, true]);
+    assert_eq!(peer.claim(&[shard(1), shard(3), shard(1)]).await, [true, true, true]);
+    assert_eq!(peer.view().await.claims.len(), 3);
+}
+
+pub(super) async fn names_are_apart(subject: &dyn Subject) {
+    let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    let names = ["leader", "Leader", "leader/1", "leader-1", "leader_1", "leader.1", "l"];
+    let names: Vec<ClaimName> = names.iter().map(|name| ClaimName::new(name).expect("valid")).collect();
+    for (at, name) in names.iter().enumerate() {
+        let claims = if at % 2 == 0 { &a } else { &b };
+        assert_eq!(claims.claim(std::slice::from_ref(name)).await, [true], "{name}");
+    }
+    let view = a.view().await;
+    for (at, name) in names.iter().enumerate() {
+        assert_eq!(view.claims[name], if at % 2 == 0 { a.id } else { b.id });
+    }
+    assert_eq!(view.claims.len(), names.len());
+}
+
+pub(super) async fn a_batch_is_answered_in_order_and_whole(subject: &dyn Subject) {
+    let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    let thirds: Vec<ClaimName> = (0..256).filter(|number| number % 3 == 1).map(shard).collect();
+    assert!(a.claim(&thirds).await.into_iter().all(|held| held));
+    let all: Vec<ClaimName> = (0..256).rev().map(shard).collect();
+    let expected: Vec<bool> = (0..256).rev().map(|number| number % 3 != 1).collect();
+    assert_eq!(b.claim(&all).await, expected);
+    let view = a.view().await;
+    for (name, is_bs) in all.iter().zip(expected) {
+        assert_eq!(view.claims[name], if is_bs { b.id } else { a.id });
+    }
+    b.release(&all).await;
+    assert_eq!(a.view().await.claims.into_keys().collect::<Vec<_>>().len(), thirds.len());
+    assert!(a.claim(&all).await.into_iter().all(|held| held));
+}
+
+pub(super) async fn an_empty_batch_is_answered(subject: &dyn Subject) {
+    let peer = Peer::join(subject, 1, LONG).await;
+    assert_eq!(peer.claim(&[]).await, [false; 0]);
+    peer.release(&[]).await;
+    peer.leave().await;
+    assert_eq!(peer.try_claim(&[]).await, Err(OwnershipError::Lost));
+}
+
+pub(super) async fn a_released_claim_is_free(subject: &dyn Subject) {
+    let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    a.claim(&[shard(1), shard(2)]).await;
+    a.release(&[shard(1)]).await;
+    assert_eq!(b.view().await.claims, BTreeMap::from([(shard(2), a.id)]));
+    assert_eq!(b.claim(&[shard(1), shard(2)]).await, [true, false]);
+}
+
+pub(super) async fn a_release_of_anothers_claim_does_nothing(subject: &dyn Subject) {
+    let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    a.claim(&[shard(1)]).await;
+    b.release(&[shard(1), shard(9)]).await;
+    b.leave().await;
+    b.release(&[shard(1)]).await;
+    assert_eq!(a.holder(&shard(1)).await, Some(a.id));
+}
+
+pub(super) async fn claims_go_with_those_who_leave(subject: &dyn Subject) {
+    let (a, b) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, LONG).await);
+    a.claim(&[shard(1), shard(2)]).await;
+    b.claim(&[shard(3)]).await;
+    a.leave().await;
+    let view = b.view().await;
+    assert_eq!(view.members, [member(2)]);
+    assert_eq!(view.claims, BTreeMap::from([(shard(3), b.id)]));
+    assert_eq!(b.claim(&[shard(1)]).await, [true]);
+    a.leave().await;
+    assert_eq!(b.view().await.claims.len(), 2, "who is gone leaves again without harm");
+}
+
+pub(super) async fn claims_go_at_the_end_of_the_lease_and_not_before(subject: &dyn Subject) {
+    let short = subject.lease();
+    let runtime = subject.runtime();
+    let b = Peer::join(subject, 2, LONG).await;
+    let a = Peer::join(subject, 1, short).await;
+    a.claim(&[shard(1)]).await;
+    until(&runtime, "a's claim is free", async || b.claim(&[shard(1)]).await == [true]).await;
+    let kept = runtime.monotonic().since(a.renewed);
+    assert!(kept >= short, "given away after {kept:?}");
+    assert_eq!(b.holder(&shard(1)).await, Some(b.id));
+}
+
+pub(super) async fn a_renewed_session_lives_on(subject: &dyn Subject) {
+    let short = subject.lease();
+    let runtime = subject.runtime();
+    let (a, b) = (Peer::join(subject, 1, short).await, Peer::join(subject, 2, LONG).await);
+    a.claim(&[shard(1)]).await;
+    for _ in 0..5 {
+        runtime.sleep(short / 4).await;
+        a.ownership.renew(a.id, short).await.expect("it was renewed in time");
+        assert_eq!(b.claim(&[shard(1)]).await, [false]);
+    }
+    // A lease is what the last renewal said.
+    if subject.leases_may_grow() {
+        a.ownership.renew(a.id, LONG).await.expect("it was renewed in time");
+        runtime.sleep(short * 5 / 4).await;
+        assert_eq!(b.holder(&shard(1)).await, Some(a.id));
+    } else {
+        let longer = a.ownership.renew(a.id, LONG).await;
+        assert!(matches!(longer, Err(OwnershipError::Refused(_))), "{longer:?}");
+    }
+    a.ownership.renew(a.id, short).await.expect("it was renewed in time");
+    until(&runtime, "a's session ends", async || b.view().await.members.len() == 1).await;
+}
+
+pub(super) async fn an_ended_session_is_lost_for_all_calls(subject: &dyn Subject) {
+    let short = subject.lease();
+    let runtime = subject.runtime();
+    let watcher = Peer::join(subject, 9, LONG).await;
+    let (left, late) = (Peer::join(subject, 1, LONG).await, Peer::join(subject, 2, short).await);
+    for peer in [&left, &late] {
+        peer.claim(&[shard(u16::try_from(peer.id.0).expect("small"))]).await;
+    }
+    left.leave().await;
+    until(&runtime, "the session ends", async || watcher.view().await.members.len() == 1).await;
+    for peer in [&left, &late] {
+        // Nobody took the claim meanwhile, and the session is lost all the same.
+        assert_eq!(peer.ownership.renew(peer.id, LONG).await.map(|_| ()), Err(OwnershipError::Lost));
+        assert_eq!(peer.try_claim(&[shard(5)]).await, Err(OwnershipError::Lost));
+        peer.release(&[shard(5)]).await;
+    }
+    let never = watcher.ownership.renew(MemberId(77), LONG).await.map(|_| ());
+    assert_eq!(never, Err(OwnershipError::Lost), "an id without a session has none to renew");
+    let view = watcher.view().await;
+    assert!(view.claims.is_empty() && view.members.len() == 1, "{view:?}");
+}
+
+pub(super) async fn a_renewal_and_a_claim_at_the_end_of_a_lease_agree(subject: &dyn Subject) {
+    let may_grow = subject.leases_may_grow();
+    let lease = if may_grow { Duration::from_millis(60) } else { subject.lease() };
+    let longer = if may_grow { LONG } else { lease };
+    let runtime = subject.runtime();
+    let mut outcomes = BTreeMap::new();
+    for round in 0..20 {
+        let a = Peer::join(subject, 100 + u128::from(round), lease).await;
+        let b = Peer::join(subject, 200 + u128::from(round), LONG).await;
+        let name = shard(u16::try_from(round).expect("small"));
+        match a.try_claim(std::slice::from_ref(&name)).await {
+            Ok(held) => assert_eq!(held, [true]),
+            Err(OwnershipError::Lost) => continue, // On a machine that was busy.
+            Err(error) => panic!("{error}"),
+        }
+        // From a few milliseconds before the end to a few after it, as it is seen from here.
+        runtime.sleep_until(a.renewed + (lease - Duration::from_millis(6)) + Duration::from_millis(round)).await;
+        let (renewed, claimed) = join(a.ownership.renew(a.id, longer), b.claim(std::slice::from_ref(&name))).await;
+        let holder = b.holder(&name).await;
+        match (renewed, claimed[0]) {
+            (Ok(_), false) => assert_eq!(holder, Some(a.id)),
+            (Ok(_), true) => panic!("it was renewed, and its claim went to another"),
+            (Err(OwnershipError::Lost), true) => assert_eq!(holder, Some(b.id)),
+            // The claim came before the end, the renewal after it.
+            (Err(OwnershipError::Lost), false) => assert_eq!(holder, None),
+            (Err(error), _) => panic!("{error}"),
+        }
+        *outcomes.entry(claimed[0]).or_insert(0) += 1;
+        join(a.leave(), b.leave()).await;
+    }
+    assert!(!outcomes.is_empty(), "no round came to its point");
+}
+
+pub(super) async fn the_view_shows_the_living_only(subject: &dyn Subject) {
+    let short = subject.lease();
+    let runtime = subject.runtime();
+    let watcher = Peer::join(subject, 3, LONG).await;
+    let dead = Peer::join(subject, 1, short).await;
+    dead.claim(&[shard(1), shard(2)]).await;
+    assert_eq!(watcher.view().await.members, [member(1), member(3)]);
+    // Nobody calls but for the view: the end comes by itself.
+    until(&runtime, "the dead are gone", async || watcher.view().await.members == [member(3)]).await;
+    assert!(runtime.monotonic().since(dead.renewed) >= short);
+    assert!(watcher.view().await.claims.is_empty());
+}
+
+pub(super) async fn the_view_tells_when_the_first_session_ends(subject: &dyn Subject) {
+    let empty = subject.open().await.view().await.expect("the engine answers");
+    assert_eq!(empty.first_end, None, "nobody is there");
+    let first = Peer::join(subject, 1, LONG).await;
+    let end = first.view().await.first_end.expect("its session ends one day");
+    assert!(end > LONG / 2 && end <= LONG, "{end:?}");
+    let second = Peer::join(subject, 2, LONG / 2).await;
+    let end = first.view().await.first_end.expect("both sessions end one day");
+    assert!(end > LONG / 4 && end <= LONG / 2, "{end:?}");
+    if !subject.leases_may_grow() {
+        return;
+    }
+    second.ownership.renew(second.id, LONG).await.expect("it lives");
+    assert!(first.view().await.first_end.expect("both sessions end one day") > LONG / 2);
+}
+
+pub(super) async fn the_engines_clock_is_told(subject: &dyn Subject) {
+    let runtime = subject.runtime();
+    let peer = Peer::join(subject, 1, LONG).await;
+    let pause = Duration::from_millis(100);
+    let before = peer.ownership.renew(peer.id, LONG).await.expect("it lives").engine_now;
+    runtime.sleep(pause).await;
+    let asked = runtime.monotonic();
+    let after = peer.ownership.renew(peer.id, LONG).await.expect("it lives").engine_now;
+    let shown = after.since(before);
+    let most = runtime.monotonic().since(asked) + pause + Duration::from_millis(500);
+    assert!(shown + Duration::from_millis(1) >= pause && shown < most, "{shown:?} of {pause:?}");
+}
+
+pub(super) async fn who_waits_for_a_change_is_woken(subject: &dyn Subject) {
+    let runtime = subject.runtime();
+    let (a, b) = (Peer::join(subject, 1, LONG).await, subject.open().await);
+    // An engine's hint may be lost; not each of many.
+    let mut woken = [0; 4];
+    for round in 0..5_u128 {
+        let guest = Peer { id: MemberId(10 + round), ownership: a.ownership.clone(), renewed: a.renewed };
+        for (kind, woken) in woken.iter_mut().enumerate() {
+            let changed = b.changed();
+            match kind {
+                0 => drop(guest.ownership.join(member(guest.id.0), LONG).await.expect("a new member joins")),
+                1 => drop(guest.claim(&[shard(1)]).await),
+                2 => guest.release(&[shard(1)]).await,
+                _ => guest.leave().await,
+            }
+            *woken += u32::from(runtime.timeout(Duration::from_millis(500), changed).await.is_some());
+        }
+    }
+    assert!(woken.iter().all(|woken| *woken >= 3), "join, claim, release, leave: {woken:?} of 5");
+}

@@ -1,0 +1,216 @@
+//! The members and claims of a cluster on PostgreSQL's rows: no more than the database that the store is in.
+//!
+//! A session is a row with an end by the *database's* clock; claims are rows that go with it. What changes the view is
+//! one function call on the server, one at a time (see `migrations/0001.sql` of `coordination-postgres`); a renewal is a
+//! call of its own that never waits for those.
+//!
+//! Two connections, so that a renewal does not queue behind a claim, and a third that listens for changes. Each is made
+//! again by itself. No call waits longer than [`Options::statement_timeout`] and a little; one that is given up takes its
+//! connection with it, as nothing more is known of it.
+//!
+//! Always true here: a claim is given away only after its holder's session was deleted in the same transaction. What is
+//! answered is synced to disk. A database that is put back in time (a restore, a fail-over to a standby that lagged)
+//! forgets renewals and claims: only the store's terms fence then. See docs/decisions/0101-sessions-on-postgresql.md.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use coordination_postgres::{Database, Dropped, is_unavailable, millis};
+use futures_util::future::BoxFuture;
+use instants::Timestamp;
+use membership::{Answer, ClaimName, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names};
+use postgres_client::tokio_postgres::Row;
+use postgres_client::tokio_postgres::types::ToSql;
+use postgres_client::{Failure, Link};
+use runtime::Runtime;
+
+pub use coordination_postgres::{OpenError, Options};
+
+/// One process's way to the database. Dropped, it closes its connections; sessions end by their leases.
+pub struct PostgresOwnership {
+    database: Database,
+    /// The sessions that this process has opened: those that have ended leave no row, and are not to come back.
+    joined: Mutex<BTreeSet<MemberId>>,
+    /// Numbers the claims and releases of this process.
+    calls: AtomicI64,
+}
+
+impl PostgresOwnership {
+    /// Connects, and checks the schema that [`coordination_postgres::migrate`] has made.
+    ///
+    /// # Errors
+    /// If the URL cannot be used, the server cannot be reached, or its schema is not the one of this build.
+    pub async fn open(runtime: &Runtime, url: &str, options: &Options) -> Result<Self, OpenError> {
+        let database = Database::open(runtime, url, options, "reveille_coordination").await?;
+        Ok(PostgresOwnership { database, joined: Mutex::default(), calls: AtomicI64::new(1) })
+    }
+
+    /// Made with the schema, kept for ever: all who open this place are told the same.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.database.id
+    }
+
+    /// The rows that `statement` answers.
+    async fn ask(
+        &self,
+        link: &Link,
+        statement: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, OwnershipError> {
+        self.database.ask(link, statement, parameters, Dropped::GivesUp).await.map_err(of_failure)
+    }
+
+    /// As [`PostgresOwnership::ask`], for a statement that answers one row with one column.
+    async fn ask_one<T>(
+        &self,
+        link: &Link,
+        statement: &'static str,
+        parameters: &[&(dyn ToSql + Sync)],
+    ) -> Result<T, OwnershipError>
+    where
+        T: for<'a> postgres_client::tokio_postgres::types::FromSql<'a>,
+    {
+        let rows = self.ask(link, statement, parameters).await?;
+        let row = rows.first().ok_or_else(|| unexpected("no row"))?;
+        row.try_get(0).map_err(|_| unexpected("another type"))
+    }
+
+    fn joined(&self) -> MutexGuard<'_, BTreeSet<MemberId>> {
+        self.joined.lock().expect("no holder of this lock panics")
+    }
+
+    fn next_call(&self) -> i64 {
+        self.calls.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for PostgresOwnership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PostgresOwnership({})", self.database.server)
+    }
+}
+
+fn unexpected(what: &str) -> OwnershipError {
+    OwnershipError::Refused(format!("the database answered {what}; is its schema changed by hand?"))
+}
+
+const JOIN: &str = "select reveille_coordination.join_as($1::text::uuid, $2, $3, $4, $5, $6)";
+const JOIN_AGAIN: &str = "select reveille_coordination.join_again($1::text::uuid, $2, $3, $4, $5, $6)";
+const RENEW: &str = "select reveille_coordination.renew($1::text::uuid, $2)";
+const LEAVE: &str = "select 1 from reveille_coordination.leave($1::text::uuid)";
+const CLAIM: &str = "select reveille_coordination.claim($1::text::uuid, $2, $3)";
+const RELEASE: &str = "select 1 from reveille_coordination.release($1::text::uuid, $2, $3)";
+/// One statement sees one state. A session whose renewal is just being committed may be missing.
+const VIEW: &str = "
+    with clock as materialized (select clock_timestamp() as now)
+    select member.id::text, member.name, member.address, member.owns, member.build,
+        ceil(extract(epoch from member.lease_end - clock.now) * 1000000)::bigint,
+        array(select claim.name from reveille_coordination.claim where claim.member = member.id)
+    from reveille_coordination.member, clock
+    where member.lease_end > clock.now
+    order by member.id";
+
+impl Ownership for PostgresOwnership {
+    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen> {
+        let lease = millis(lease);
+        Box::pin(async move {
+            member.check()?;
+            let Member { id: member_id, name, address, owns, build } = member;
+            let id = member_id.to_string();
+            let again = self.joined().contains(&member_id);
+            let statement = if again { JOIN_AGAIN } else { JOIN };
+            let parameters: [&(dyn ToSql + Sync); 6] = [&id, &name, &address, &owns, &build, &lease];
+            let seen = seen(self.ask_one(&self.database.work, statement, &parameters).await?)?;
+            self.joined().insert(member_id);
+            Ok(seen)
+        })
+    }
+
+    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen> {
+        let lease = millis(lease);
+        Box::pin(async move { seen(self.ask_one(&self.database.pulse, RENEW, &[&member.to_string(), &lease]).await?) })
+    }
+
+    fn leave(&self, member: MemberId) -> Answer<'_, ()> {
+        Box::pin(async move {
+            self.ask(&self.database.work, LEAVE, &[&member.to_string()]).await?;
+            Ok(())
+        })
+    }
+
+    fn claim(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, Vec<bool>> {
+        check_names(&names);
+        let call = self.next_call();
+        Box::pin(async move {
+            let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
+            let id = member.to_string();
+            let held: Option<Vec<bool>> = self.ask_one(&self.database.work, CLAIM, &[&id, &names, &call]).await?;
+            let held = held.ok_or(OwnershipError::Lost)?;
+            if held.len() == names.len() { Ok(held) } else { Err(unexpected("for other names")) }
+        })
+    }
+
+    fn release(&self, member: MemberId, names: Vec<ClaimName>) -> Answer<'_, ()> {
+        check_names(&names);
+        let call = self.next_call();
+        Box::pin(async move {
+            let names: Vec<&str> = names.iter().map(ClaimName::as_str).collect();
+            self.ask(&self.database.work, RELEASE, &[&member.to_string(), &names, &call]).await?;
+            Ok(())
+        })
+    }
+
+    fn view(&self) -> Answer<'_, View> {
+        Box::pin(async move {
+            let mut view = View::default();
+            for row in self.ask(&self.database.pulse, VIEW, &[]).await? {
+                add(&mut view, &row).ok_or_else(|| unexpected("what no member wrote"))?;
+            }
+            Ok(view)
+        })
+    }
+
+    fn changed(&self) -> BoxFuture<'static, ()> {
+        let mut changes = self.database.changes.subscribe();
+        Box::pin(async move {
+            if changes.changed().await.is_err() {
+                // The engine is closed, and nothing will be heard.
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+}
+
+/// One row of [`VIEW`]; `None` if it is not of its form.
+fn add(view: &mut View, row: &Row) -> Option<()> {
+    let id = id_of(row.try_get(0).ok()?)?;
+    let text = |at: usize| row.try_get::<_, String>(at).ok();
+    view.members.push(Member { id, name: text(1)?, address: text(2)?, owns: row.try_get(3).ok()?, build: text(4)? });
+    let end = Duration::from_micros(u64::try_from(row.try_get::<_, i64>(5).ok()?).ok()?);
+    view.first_end = Some(view.first_end.map_or(end, |first| first.min(end)));
+    for name in row.try_get::<_, Vec<&str>>(6).ok()? {
+        view.claims.insert(ClaimName::new(name).ok()?, id);
+    }
+    Some(())
+}
+
+fn id_of(text: &str) -> Option<MemberId> {
+    u128::from_str_radix(&text.replace('-', ""), 16).ok().map(MemberId)
+}
+
+fn seen(engine_millis: Option<i64>) -> Result<Seen, OwnershipError> {
+    let millis = engine_millis.ok_or(OwnershipError::Lost)?;
+    Ok(Seen { engine_now: Timestamp::from_millis(millis) })
+}
+
+fn of_failure(failure: Failure) -> OwnershipError {
+    if is_unavailable(&failure) {
+        OwnershipError::Unavailable(failure.to_string())
+    } else {
+        OwnershipError::Refused(failure.to_string())
+    }
+}

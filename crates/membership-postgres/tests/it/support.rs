@@ -1,0 +1,80 @@
+//! A database of a test's own, on the server of the test's process.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use coordination_postgres::migrate;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use membership::{Member, MemberId, Ownership};
+use membership_conformance::Subject;
+use membership_postgres::{Options, PostgresOwnership};
+use runtime::Runtime;
+use test_servers::postgres::{Postgres, shared};
+
+pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {
+    let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    tokio.block_on(async { test(Runtime::real()).await })
+}
+
+/// A database with the schema.
+pub(crate) fn database() -> String {
+    static TEMPLATE: OnceLock<String> = OnceLock::new();
+    let template = TEMPLATE.get_or_init(|| {
+        let url = shared().create_database().unwrap();
+        // Its own thread: this may be called from within a runtime.
+        let migrated = url.clone();
+        let migrating =
+            move || on_real(async |runtime| migrate(&runtime, &migrated, &Options::default()).await.unwrap());
+        #[expect(clippy::disallowed_methods, reason = "a test's")]
+        std::thread::spawn(migrating).join().unwrap();
+        url.rsplit_once('/').unwrap().1.to_owned()
+    });
+    shared().copy_database(template).unwrap()
+}
+
+/// A server for this test alone, which it may stop, and a database with the schema on it.
+pub(crate) async fn own_server(runtime: &Runtime) -> (Postgres, String) {
+    let server = Postgres::start().unwrap();
+    let url = server.create_database().unwrap();
+    migrate(runtime, &url, &Options::default()).await.unwrap();
+    (server, url)
+}
+
+pub(crate) async fn open(runtime: &Runtime, url: &str) -> PostgresOwnership {
+    PostgresOwnership::open(runtime, url, &Options::default()).await.unwrap()
+}
+
+/// Where no limit is looked at: the machine may be busy with other tests.
+pub(crate) async fn open_patiently(runtime: &Runtime, url: &str) -> PostgresOwnership {
+    let options = Options { statement_timeout: Duration::from_secs(10), ..Options::default() };
+    PostgresOwnership::open(runtime, url, &options).await.unwrap()
+}
+
+pub(crate) fn name_of(url: &str) -> &str {
+    url.rsplit_once('/').unwrap().1
+}
+
+pub(crate) fn member(id: u128) -> Member {
+    let text = |text: &str| text.to_owned();
+    Member { id: MemberId(id), name: text("host"), address: text("host:1"), owns: true, build: text("test") }
+}
+
+pub(crate) struct Subjected {
+    pub(crate) runtime: Runtime,
+    pub(crate) url: String,
+}
+
+impl Subject for Subjected {
+    fn runtime(&self) -> Runtime {
+        self.runtime.clone()
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_millis(700)
+    }
+
+    fn open(&self) -> BoxFuture<'_, Arc<dyn Ownership>> {
+        async { Arc::new(open_patiently(&self.runtime, &self.url).await) as Arc<dyn Ownership> }.boxed()
+    }
+}

@@ -1,0 +1,35 @@
+//! The engine in memory keeps the port's promises, and a membership over it keeps its own; and the promises' tests can
+//! fail.
+
+mod keeping;
+mod mutants;
+mod support;
+
+use membership::memory::MemoryOptions;
+use membership_conformance::Case;
+use membership_conformance::Subject;
+use support::{Memory, on_real, slow};
+
+mod real {
+    use super::*;
+
+    membership_conformance::conformance_tests!(run);
+
+    fn run(case: Case<dyn Subject>) {
+        on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
+    }
+}
+
+/// Calls interleave as the seed says.
+mod simulated {
+    use super::*;
+
+    membership_conformance::conformance_tests!(run);
+
+    fn run(case: Case<dyn Subject>) {
+        for seed in 0..8 {
+            let sim = simulator::Simulation::new(seed);
+            sim.run_until(async { case.run(&Memory::new(sim.outside(), slow())).await });
+        }
+    }
+}
