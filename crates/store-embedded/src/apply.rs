@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use domain::{DueKey, Incarnation, PollerId, Schedule, ScheduleId, Status, TenantId, Term, Timestamp};
 use store::{Arrival, Inserted, Mark, Marked, Outdated, Placed, Positions, StoreError, WriteRefusal, Written};
+use stored::schedule::{self, Head};
+use stored::{Malformed, Put, Take};
 
-use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem, take_attempts};
-use crate::codec::row::{self, Changed, Head};
-use crate::codec::{Malformed, Put, Take, key, tenant};
+use crate::codec::changed::Changed;
+use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem};
+use crate::codec::{key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::listing::Gone;
 use crate::memory::Memory;
@@ -176,7 +178,7 @@ impl Machine {
     /// The first row of a schedule, its id, and what it is listed by.
     fn write_new(&self, at: Sequence, insert: &InsertItem<'_>) -> Result<(), StoreError> {
         let Head { incarnation, tenant, state, .. } = insert.head;
-        let labels = row::labels(insert.row).map_err(|error| self.rows.malformed(incarnation, error))?;
+        let labels = schedule::labels(insert.row).map_err(|error| self.rows.malformed(incarnation, error))?;
         self.index().put(Family::Rows, &key::row(incarnation), insert.row, at);
         if !is_server_made(insert.id, incarnation) {
             self.write_name(at, tenant, insert.id, incarnation);
@@ -322,7 +324,7 @@ fn load_row(kind: u8, key: &[u8], value: &[u8], memory: &mut Memory) -> Result<(
             memory.terms.insert(key::parse_shard(kind, key)?, Term(take.u64()?));
         }
         key::HANDED_OVER => {
-            memory.handed_over.insert(key::parse_shard(kind, key)?, take_attempts(value)?);
+            memory.handed_over.insert(key::parse_shard(kind, key)?, stored::hand_over::decode(value)?);
         }
         key::ACTIVE => memory.active.take_row(key, value)?,
         _ => {

@@ -4,8 +4,8 @@ use std::io;
 use std::path::Path;
 
 use runtime::Runtime;
+use stored::{Malformed, Put, Take};
 
-use crate::codec::{Malformed, Put, Take};
 use crate::file::{self, EnvelopeError};
 use crate::options::IndexKind;
 

@@ -12,12 +12,14 @@ use std::sync::{Arc, Mutex};
 use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
 use journal::Journal;
 use store::StoreError;
+use stored::schedule;
+use stored::{Malformed, Take, run};
 use tokio::sync::oneshot;
 
 use crate::apply::Answer;
+use crate::codec::changed::Changed;
 use crate::codec::entry::{Builder, ForgetItem, Kind};
-use crate::codec::row::{self, Changed};
-use crate::codec::{Malformed, Take, key, run};
+use crate::codec::key;
 use crate::index::{Family, Index, Sequence};
 use crate::keep::{Shared, Ticket};
 use crate::memory::Memory;
@@ -158,7 +160,7 @@ impl Historian<'_> {
     /// records whether a row was fired.
     fn is_done(&self, incarnation: Incarnation, horizon: Tick) -> Result<bool, StoreError> {
         let Some(known) = self.rows.known(incarnation, Sequence::LATEST)? else { return Ok(false) };
-        let head = row::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;
+        let head = schedule::head(&known.row).map_err(|error| self.rows.malformed(incarnation, error))?;
         Ok(self.memory.lock().expect("no holder of this lock panics").positions(head.poller).done >= horizon.at)
     }
 

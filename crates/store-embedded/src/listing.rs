@@ -12,11 +12,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::{Incarnation, LabelKey, Status, TenantId};
 use store::{ListBy, ListPage, ListRead, StoreError};
+use stored::schedule;
 
 use crate::apply::Machine;
+use crate::codec::changed::Changed;
 use crate::codec::key;
 use crate::codec::listed::Bucket;
-use crate::codec::row::{self, Changed};
 use crate::index::{Family, Index, Sequence};
 use crate::memory::Fresh;
 use crate::read::{Rows, damaged, just_after};
@@ -187,8 +188,8 @@ pub(crate) async fn build(index: &Arc<dyn Index>, synced: u64, memtable_bytes: u
         for number in numbers {
             // Others are later specs of an incarnation.
             let Some(known) = rows.known(number, before)? else { continue };
-            let labels = row::labels(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
-            let head = row::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
+            let labels = schedule::labels(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
+            let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
             rows.fresh.add(head.tenant, number);
             put_labels(&**index, at, head.tenant, number, &labels);
             count += 1;

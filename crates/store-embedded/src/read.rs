@@ -10,9 +10,11 @@ use domain::{
     Timestamp,
 };
 use store::{DueBound, DuePage, DueRead, StoreError};
+use stored::schedule;
+use stored::{Malformed, Take, run};
 
-use crate::codec::row::{self, Changed};
-use crate::codec::{Malformed, Take, key, run};
+use crate::codec::changed::Changed;
+use crate::codec::key;
 use crate::index::{Family, Index, IndexError, Sequence};
 use crate::memory::{Fresh, States};
 
@@ -82,7 +84,7 @@ impl Rows {
             }
         }
         let Some(row) = self.get(Family::Rows, &key::row(incarnation), before)? else { return Ok(None) };
-        let head = row::head(&row).map_err(|error| self.malformed(incarnation, error))?;
+        let head = schedule::head(&row).map_err(|error| self.malformed(incarnation, error))?;
         if head.incarnation != incarnation {
             return Ok(None);
         }
@@ -113,7 +115,8 @@ impl Rows {
         let server_made = ScheduleId::new(id).ok().and_then(|id| id.to_incarnation());
         let Some(incarnation) = server_made else { return Ok(None) };
         let Some(known) = self.known(incarnation, before)? else { return Ok(None) };
-        let (head, named) = row::head_and_id(&known.row).map_err(|error| self.malformed(known.changed.row, error))?;
+        let (head, named) =
+            schedule::head_and_id(&known.row).map_err(|error| self.malformed(known.changed.row, error))?;
         Ok((head.tenant == tenant && named == id).then_some(known))
     }
 
@@ -128,8 +131,8 @@ impl Rows {
     }
 
     pub(crate) fn decode_row(&self, row: Bytes) -> Result<Schedule, StoreError> {
-        row::take(&row).map_err(|error| {
-            let number = row::head(&row).map_or(Incarnation(0), |head| head.incarnation);
+        schedule::decode(&row).map_err(|error| {
+            let number = schedule::head(&row).map_or(Incarnation(0), |head| head.incarnation);
             self.malformed(number, error)
         })
     }
@@ -162,7 +165,7 @@ impl Rows {
 
     pub(crate) fn run(&self, of: &Occurrence) -> Result<Option<Run>, StoreError> {
         let value = self.run_value(&key::run(of), Sequence::LATEST)?;
-        value.map(|value| run::take(&value).map_err(|error| self.malformed_run(of, error))).transpose()
+        value.map(|value| run::decode(&value).map_err(|error| self.malformed_run(of, error))).transpose()
     }
 
     pub(crate) fn runs(
@@ -177,7 +180,7 @@ impl Rows {
         }
         let mut found = Vec::new();
         self.collect(Family::Points, &from, &to, limit, |_, value| {
-            found.push(run::take(value)?);
+            found.push(run::decode(value)?);
             Ok(())
         })?;
         Ok(found)

@@ -15,7 +15,6 @@
 
 mod arrivals;
 mod cancel;
-mod codec;
 mod connections;
 mod create;
 mod due;

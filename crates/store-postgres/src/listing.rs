@@ -5,9 +5,9 @@ use domain::{Incarnation, LabelKey, Spec, TenantId};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
 use store::{ListBy, ListPage, ListRead, StoreError};
+use stored::schedule;
 use uuid::Uuid;
 
-use crate::codec;
 use crate::connections::query;
 use crate::engine::Inner;
 use crate::error::{OpenError, store_error};
@@ -83,7 +83,7 @@ pub(crate) async fn label_all(session: &Session) -> Result<(), OpenError> {
         let (mut incarnations, mut labels): (Vec<Uuid>, Vec<String>) = (Vec::new(), Vec::new());
         for row in &rows {
             let incarnation: Uuid = row.get(0);
-            let spec = codec::take_spec(&bytes::Bytes::copy_from_slice(row.get(1)));
+            let spec = schedule::decode_spec(&bytes::Bytes::copy_from_slice(row.get(1)));
             // One that cannot be read is told by whoever asks for it; it must not keep the others from a new version.
             let Ok(spec) = spec.inspect_err(|error| tracing::warn!(%incarnation, %error, "a schedule has no labels"))
             else {

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use domain::{ShardId, Term};
 use store::{HandOver, HandedOver, StoreError, WriteRefusal};
+use stored::hand_over;
 
-use crate::codec;
 use crate::engine::Inner;
 use crate::error::store_error;
 
@@ -58,7 +58,7 @@ impl Inner {
         for HandOver { shard, term, attempts } in &lists {
             let of_shard = attempts.iter().all(|attempt| attempt.poller.shard() == *shard);
             assert!(of_shard, "an attempt is handed over with its own shard: {shard:?}");
-            last.insert((*shard, *term), codec::put_handed_over(attempts));
+            last.insert((*shard, *term), hand_over::encode(attempts));
         }
         let mut columns = (Vec::new(), Vec::new(), Vec::new());
         for ((shard, term), attempts) in last {
@@ -84,7 +84,7 @@ impl Inner {
         let mut found: BTreeMap<i16, Vec<HandedOver>> = BTreeMap::new();
         for row in &rows {
             if let Some(stored) = row.get::<_, Option<&[u8]>>(1) {
-                found.insert(row.get(0), codec::take_handed_over(stored)?);
+                found.insert(row.get(0), hand_over::decode(stored)?);
             }
         }
         Ok(numbers.iter().map(|number| found.get(number).cloned().unwrap_or_default()).collect())

@@ -8,9 +8,9 @@ use domain::{Audit, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Ten
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
 use store::{Outdated, Positions, StoreError};
+use stored::{Take, tenant};
 use uuid::Uuid;
 
-use crate::codec;
 use crate::connections::query;
 use crate::engine::Inner;
 use crate::error::store_error;
@@ -170,19 +170,18 @@ impl Inner {
 
     pub(crate) async fn tenants(&self) -> Result<Vec<Tenant>, StoreError> {
         let rows = self.readers.query(TENANTS, &[]).await.map_err(store_error)?;
-        let tenant_of = |row: &Row| {
+        let read = |row: &Row| {
             let id = u32::try_from(row.get::<_, i64>(0));
             let id = TenantId(id.map_err(|_| StoreError::Damaged("a tenant has no readable number".to_owned()))?);
-            codec::take_tenant(id, row.get(1))
+            tenant_of(id, row.get(1))
         };
-        rows.iter().map(tenant_of).collect()
+        rows.iter().map(read).collect()
     }
 
     pub(crate) async fn put_tenant(&self, tenant: &Tenant, entry: &Audit) -> Result<Result<(), Outdated>, StoreError> {
         store::check_put_tenant(tenant, entry);
         let (id, version) = (i64::from(tenant.id.0), tenant.version.cast_signed());
-        let parameters =
-            &[&id as _, &version as _, &stored::tenant::encode(tenant) as _, &stored::tenant::encode_audit(entry) as _];
+        let parameters = &[&id as _, &version as _, &tenant::encode(tenant) as _, &tenant::encode_audit(entry) as _];
         let written = self.readers.query(PUT_TENANT, parameters).await.map_err(|failure| self.told(failure))?;
         Ok(if written.is_empty() { Err(Outdated) } else { Ok(()) })
     }
@@ -190,7 +189,16 @@ impl Inner {
     pub(crate) async fn audit(&self, tenant: TenantId, after: u64, limit: usize) -> Result<Vec<Audit>, StoreError> {
         let (id, after) = (i64::from(tenant.0), after.cast_signed());
         let rows = self.readers.query(AUDIT, &[&id, &after, &limit_number(limit)]).await.map_err(store_error)?;
-        rows.iter().map(|row| stored::tenant::decode_audit(row.get(0)).map_err(StoreError::Damaged)).collect()
+        rows.iter().map(|row| tenant::decode_audit(row.get(0)).map_err(StoreError::Damaged)).collect()
+    }
+}
+
+/// Returns the tenant whose column any build wrote.
+fn tenant_of(id: TenantId, stored: &[u8]) -> Result<Tenant, StoreError> {
+    let mut take = Take::new("a tenant", stored);
+    match take.version(tenant::FIRST_VERSION) {
+        Ok(()) => Ok(tenant::take_first(id, take)?),
+        Err(_) => tenant::decode(id, stored).map_err(StoreError::Damaged),
     }
 }
 

@@ -10,9 +10,9 @@ use domain::{
 };
 use postgres_client::tokio_postgres::Row;
 use store::StoreError;
+use stored::{run, schedule};
 use uuid::Uuid;
 
-use crate::codec;
 use crate::listing::labels_column;
 
 pub(crate) fn uuid(incarnation: Incarnation) -> Uuid {
@@ -144,7 +144,7 @@ impl ScheduleColumns {
         self.created.push(head.created_at.as_millis());
         self.updated.push(schedule.updated_at.as_millis());
         self.nexts.push(head.next.map(Timestamp::as_millis));
-        self.specs.push(codec::put_spec(&schedule.spec));
+        self.specs.push(schedule::encode_spec(&schedule.spec));
         self.labels.push(labels_column(&schedule.spec));
     }
 }
@@ -236,7 +236,7 @@ pub(crate) fn head_of(row: &Row) -> Result<Head, StoreError> {
 /// From a head's columns, then `updated_at`, `spec`.
 pub(crate) fn schedule_of(row: &Row) -> Result<Arc<Schedule>, StoreError> {
     let head = head_of(row)?;
-    let spec = codec::take_spec(&Bytes::copy_from_slice(row.get(10)))?;
+    let spec = schedule::decode_spec(&Bytes::copy_from_slice(row.get(10)))?;
     Ok(Arc::new(Schedule {
         tenant: head.tenant,
         id: head.id,
@@ -255,7 +255,9 @@ pub(crate) fn schedule_of(row: &Row) -> Result<Arc<Schedule>, StoreError> {
 pub(crate) fn run_of(row: &Row) -> Result<Run, StoreError> {
     let tenant = u32::try_from(row.get::<_, i64>(0));
     let tenant = TenantId(tenant.map_err(|_| StoreError::Damaged("a run has no readable tenant".to_owned()))?);
-    Ok(codec::take_run(tenant, run_key_of(row), row.get(4), row.get(5))?)
+    // A number that is not a byte is as unknown as the highest.
+    let state = u8::try_from(row.get::<_, i16>(4)).unwrap_or(u8::MAX);
+    Ok(run::decode_rest(tenant, run_key_of(row), state, row.get(5))?)
 }
 
 /// From the columns 1 to 3: incarnation, nominal, version.

@@ -13,6 +13,7 @@ use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::tokio_postgres::{self, Row, Statement};
 use postgres_client::{Failure, Session};
 use store::{Change, Insert, Inserted, OwnerWrite, StoreError, WriteRefusal, Written};
+use stored::run;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -25,7 +26,7 @@ use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{
     HEAD_COLUMNS, Head, OccurrenceColumns, ScheduleColumns, head_of, poller_number, run_key_of, status_number, uuid,
 };
-use crate::{codec, due, gather};
+use crate::{due, gather};
 
 /// How often a transaction is tried that meets another, or finds that a partition is gone.
 const TRIES: usize = 5;
@@ -464,8 +465,8 @@ async fn write(
     }
     let run_keys: OccurrenceColumns = runs.keys().collect();
     let run_tenants: Vec<i64> = runs.values().map(|run| i64::from(run.tenant.0)).collect();
-    let run_states: Vec<i16> = runs.values().map(|run| codec::state_number(run.state)).collect();
-    let run_values: Vec<Vec<u8>> = runs.values().map(codec::put_run).collect();
+    let run_states: Vec<i16> = runs.values().map(|run| run::state_number(run.state).into()).collect();
+    let run_values: Vec<Vec<u8>> = runs.values().map(run::encode_rest).collect();
     let redriven: BTreeSet<Occurrence> = redriven;
     let redriven: OccurrenceColumns = redriven.iter().collect();
     let pollers: Vec<i64> = positions.keys().copied().map(poller_number).collect();

@@ -5,6 +5,12 @@ use std::collections::BTreeMap;
 use domain::{ApiKey, Audit, Egress, KeyId, Quota, Quotas, Role, Secret, SigningSecret, Tenant, TenantId, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::{Malformed, Take};
+
+/// The first byte of a tenant from a build that did not count changes. The JSON of later builds never starts with it.
+pub const FIRST_VERSION: u8 = 1;
+const FIRST_KEY_LEN_MIN: usize = 4 + 32 + 1;
+
 /// The stored form of a [`Tenant`], all but its id: JSON, whose fields are only ever added.
 #[derive(Serialize, Deserialize)]
 struct Stored {
@@ -199,6 +205,30 @@ pub fn decode(id: TenantId, stored: &[u8]) -> Result<Tenant, String> {
         egress: stored.egress.take().ok_or_else(|| format!("tenant {}: its egress", id.0))?,
         store_keys: store_keys.ok_or_else(|| format!("tenant {}: its store keys", id.0))?,
     })
+}
+
+/// Returns the tenant `id` from the form of builds that did not count a tenant's changes. `take` is after the version.
+///
+/// # Errors
+/// If the bytes are not such a tenant.
+pub fn take_first(id: TenantId, mut take: Take<'_>) -> Result<Tenant, Malformed> {
+    let name = take.text()?.to_owned();
+    let count = take.count(2)?;
+    let mut generations = Vec::with_capacity(count);
+    for _ in 0..count {
+        generations.push(take.u16()?);
+    }
+    let secret = SigningSecret::first(take.blob()?.to_vec(), Timestamp::MIN);
+    let count = take.count(FIRST_KEY_LEN_MIN)?;
+    let mut keys = Vec::with_capacity(count);
+    for _ in 0..count {
+        let id = take.text()?.to_owned();
+        let secret_sha256 = take.array()?;
+        take.version(0)?; // The role of an admin, the only one.
+        keys.push(ApiKey::admin(&id, secret_sha256, Timestamp::MIN));
+    }
+    take.end()?;
+    Ok(Tenant { version: 0, generations, keys, ..Tenant::new(id, &name, 0, secret) })
 }
 
 fn numbers(quotas: &Quotas) -> BTreeMap<String, u32> {

@@ -53,9 +53,9 @@ const RULES: [Rule; 31] = [
     Rule { name: "api", may_use: &[], tests_may_use: &[], outside: Some(&["jiff", "schemars", "serde", "serde_json"]) },
     Rule {
         name: "stored",
-        may_use: &["domain"],
+        may_use: &["domain", "store"],
         tests_may_use: &[],
-        outside: Some(&["base64", "serde", "serde_json"]),
+        outside: Some(&["base64", "bytes", "serde", "serde_json", "thiserror"]),
     },
     rule("runtime", &["instants"], &["simulator"]),
     rule("journal", &["runtime"], &["simulator"]),

@@ -3,11 +3,13 @@
 use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, RunState, Status, Timestamp};
 use std::sync::Arc;
 use store::{Positions, StoreError, WriteRefusal, Written};
+use stored::schedule::{self, Head};
+use stored::{Put, run};
 
 use super::Machine;
+use crate::codec::changed::Changed;
 use crate::codec::entry::{ChangeItem, InsertItem, RunItem, WriteItem};
-use crate::codec::row::{self, Changed, Head};
-use crate::codec::{Put, key, run};
+use crate::codec::key;
 use crate::index::{Family, Sequence};
 use crate::read::Known;
 
@@ -103,7 +105,7 @@ impl Machine {
     /// The next revision of a schedule. Its row gets the number that the caller meant for a new incarnation, so that
     /// rows are always written at the end of their family.
     fn replace(&self, at: Sequence, known: &Known, insert: &InsertItem<'_>) -> Result<Vec<u8>, StoreError> {
-        let before = row::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
+        let before = schedule::head(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         let mut state = insert.head.state;
         state.revision = Revision(known.changed.state.revision.0.saturating_add(1));
         let head = Head {
@@ -113,10 +115,10 @@ impl Machine {
             created_at: before.created_at,
             state,
         };
-        let row = row::patch(insert.row, &head);
+        let row = schedule::patch(insert.row, &head);
         let number = insert.head.incarnation;
         // First, so that a row that is damaged leaves all as it was.
-        let labels = |row: &[u8]| row::labels(row).map_err(|error| self.rows.malformed(number, error));
+        let labels = |row: &[u8]| schedule::labels(row).map_err(|error| self.rows.malformed(number, error));
         let (labels, labels_before) = (labels(&row)?, labels(&known.row)?);
         self.index().put(Family::Rows, &key::row(number), &row, at);
         self.write_changed(at, known.incarnation, &Changed { state, row: number });

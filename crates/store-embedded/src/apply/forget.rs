@@ -6,11 +6,12 @@ use std::ops::ControlFlow;
 
 use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
 use store::StoreError;
+use stored::{Put, run, schedule};
 
 use super::{Machine, is_server_made};
 use crate::codec::entry::ForgetItem;
+use crate::codec::key;
 use crate::codec::listed::Bucket;
-use crate::codec::{Put, key, row, run};
 use crate::index::{Family, Sequence};
 use crate::listing::Gone;
 use crate::read::{damaged, take_name};
@@ -64,7 +65,8 @@ impl Machine {
             return Ok(false);
         }
         let Some(known) = self.rows.known(incarnation, at)? else { return Ok(false) };
-        let (head, id) = row::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
+        let (head, id) =
+            schedule::head_and_id(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         // An owner that starts again reads from `done` on, and asks the records whether a row was fired.
         let is_done = self.memory().positions(head.poller).done >= before;
         if known.changed.state.status == Status::Active || !is_done || self.has_run(incarnation, at)? {
@@ -79,7 +81,7 @@ impl Machine {
                 self.index().remove(Family::Points, &name_key, at);
             }
         }
-        let labels = row::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
+        let labels = schedule::labels(&known.row).map_err(|error| self.rows.malformed(known.changed.row, error))?;
         self.write_labels(at, head.tenant, incarnation, &[], &labels);
         gone.entry(Bucket::of(head.tenant, incarnation)).or_default().insert(incarnation);
         // The state last: a reader that still sees it looks for the row as it was then.

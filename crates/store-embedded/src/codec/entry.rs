@@ -5,8 +5,9 @@ use domain::{
     Term, Timestamp,
 };
 use store::{Change, HandOver, HandedOver, Insert, Mark, OwnerWrite, Positions};
+use stored::{Malformed, Put, Take, hand_over, run, schedule};
 
-use super::{Malformed, Put, Take, row, run, tenant};
+use super::tenant;
 
 const VERSION: u8 = 1;
 
@@ -35,10 +36,6 @@ pub(crate) struct Builder {
 }
 
 const HEADER_LEN: usize = 6;
-
-const ATTEMPTS_VERSION: u8 = 1;
-/// Poller, due key, instant.
-const ATTEMPT_LEN: usize = 8 + 44 + 8;
 
 impl Builder {
     pub(crate) fn new(kind: Kind, entry_len_max: usize) -> Self {
@@ -136,7 +133,7 @@ impl Builder {
         self.item(|out| {
             out.u16(list.shard.0);
             out.u64(list.term.0);
-            put_blob_of(out, |out| put_attempts(out, &list.attempts));
+            out.blob(&hand_over::encode(&list.attempts));
         });
     }
 }
@@ -152,31 +149,9 @@ fn put_blob_of(out: &mut Vec<u8>, put: impl FnOnce(&mut Vec<u8>)) {
     out[at..at + 4].copy_from_slice(&len.to_le_bytes());
 }
 
-pub(crate) fn put_attempts(out: &mut Vec<u8>, attempts: &[HandedOver]) {
-    out.u8(ATTEMPTS_VERSION);
-    out.count(attempts.len());
-    for HandedOver { poller, key, until } in attempts {
-        out.poller(*poller);
-        out.due(key);
-        out.timestamp(*until);
-    }
-}
-
-pub(crate) fn take_attempts(value: &[u8]) -> Result<Vec<HandedOver>, Malformed> {
-    let mut take = Take::new("attempts handed over", value);
-    take.version(ATTEMPTS_VERSION)?;
-    let count = take.count(ATTEMPT_LEN)?;
-    let mut attempts = Vec::with_capacity(count);
-    for _ in 0..count {
-        attempts.push(HandedOver { poller: take.poller()?, key: take.due()?, until: take.timestamp()? });
-    }
-    take.end()?;
-    Ok(attempts)
-}
-
 fn put_insert(out: &mut Vec<u8>, insert: &Insert) {
     out.due(&insert.due);
-    put_blob_of(out, |out| row::put(out, &insert.schedule));
+    put_blob_of(out, |out| schedule::put(out, &insert.schedule));
 }
 
 fn put_edition(out: &mut Vec<u8>, edition: &Edition) {
@@ -258,9 +233,9 @@ pub(crate) struct Reader<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InsertItem<'a> {
     pub due: DueKey,
-    pub head: row::Head,
+    pub head: schedule::Head,
     pub id: &'a str,
-    /// As [`row::put`] writes it.
+    /// As [`schedule::put`] writes it.
     pub row: &'a [u8],
 }
 
@@ -322,7 +297,7 @@ pub(crate) struct HandOverItem<'a> {
     pub shard: ShardId,
     pub term: Term,
     pub attempts: Vec<HandedOver>,
-    /// As [`put_attempts`] writes them.
+    /// As [`hand_over::encode`] writes them.
     pub value: &'a [u8],
 }
 
@@ -352,7 +327,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn insert(&mut self) -> Result<InsertItem<'a>, Malformed> {
         let due = self.take.due()?;
         let row = self.take.blob()?;
-        let (head, id) = row::head_and_id(row)?;
+        let (head, id) = schedule::head_and_id(row)?;
         Ok(InsertItem { due, head, id, row })
     }
 
@@ -403,7 +378,7 @@ impl<'a> Reader<'a> {
     pub(crate) fn hand_over(&mut self) -> Result<HandOverItem<'a>, Malformed> {
         let (shard, term) = (ShardId(self.take.u16()?), Term(self.take.u64()?));
         let value = self.take.blob()?;
-        Ok(HandOverItem { shard, term, attempts: take_attempts(value)?, value })
+        Ok(HandOverItem { shard, term, attempts: hand_over::decode(value)?, value })
     }
 
     pub(crate) fn write(&mut self) -> Result<WriteItem<'a>, Malformed> {

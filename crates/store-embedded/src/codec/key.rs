@@ -1,8 +1,7 @@
 //! Index keys. Their byte order is the order in which the port lists things.
 
 use domain::{DueKey, Incarnation, LabelKey, Occurrence, PollerId, Revision, ShardId, TargetKey, TenantId, Timestamp};
-
-use super::{Malformed, Take};
+use stored::{Malformed, Take};
 
 // What a key of `Family::Points` names; its first byte.
 const ID: u8 = b'i';

@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 
 use domain::{Incarnation, TenantId};
-
-use super::{Malformed, Put as _, Take};
+use stored::{Malformed, Put as _, Take};
 
 pub(crate) const LISTED: u8 = b'l';
 const VERSION: u8 = 1;

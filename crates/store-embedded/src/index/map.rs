@@ -11,9 +11,9 @@ use std::sync::{Mutex, MutexGuard};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
+use stored::{Malformed, Put, Take};
 
 use super::{Family, Index, IndexError, Pressure, Sequence, Verified, Visit};
-use crate::codec::{Malformed, Put, Take};
 use crate::file;
 
 const VERSION: u8 = 1;

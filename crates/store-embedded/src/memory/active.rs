@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use domain::{Status, TenantId};
 use store::StoreError;
+use stored::{Malformed, Put as _, Take, schedule};
 
-use crate::codec::{Malformed, Put as _, Take, key, row};
+use crate::codec::key;
 use crate::index::{Family, Index, Sequence};
 use crate::read::{Rows, just_after};
 
@@ -79,7 +80,7 @@ impl Active {
             for number in numbers {
                 // Others are later specs of an incarnation.
                 let Some(known) = rows.known(number, before)? else { continue };
-                let head = row::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
+                let head = schedule::head(&known.row).map_err(|error| rows.malformed(known.changed.row, error))?;
                 self.change(head.tenant, None, known.changed.state.status);
                 counted += 1;
             }

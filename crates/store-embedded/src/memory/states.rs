@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use domain::Incarnation;
 
-use crate::codec::row::Changed;
+use crate::codec::changed::Changed;
 
 const SHARDS: usize = 64;
 /// States kept in each shard; in all about twice as many as callbacks are in flight at most, in 700 KB.
@@ -83,7 +83,7 @@ mod tests {
     use domain::{Revision, Status, Timestamp};
 
     use super::*;
-    use crate::codec::row::State;
+    use stored::schedule::State;
 
     fn changed(revision: u32) -> Changed {
         let revision = Revision(revision);

@@ -1,4 +1,4 @@
-//! Schedules: a row of what was asked for, written once, and a small row of what has changed since.
+//! Schedules: a head of fixed length, the id, and the spec. An engine that has columns for the others keeps the spec alone.
 
 use std::collections::BTreeMap;
 
@@ -10,22 +10,21 @@ use domain::{
     TenantId, Timestamp, When,
 };
 
-use super::{Malformed, Put, Take};
+use crate::{Malformed, Put as _, Take};
 
 const VERSION: u8 = 1;
-const STATE_VERSION: u8 = 1;
-/// A target over HTTP none of whose headers is sealed: the form of builds that did not seal.
+const WHAT: &str = "a schedule";
+/// Marks an HTTP target without encrypted headers: the form of builds that did not encrypt.
 const PLAIN_HTTP: u8 = 0;
-/// One with sealed headers: each value says whether it is.
+/// Marks an HTTP target with encrypted headers. Each value says whether it is encrypted.
 const HTTP: u8 = 1;
 
-/// The start of a row, where everything has its fixed place, so that [`patch`] can change it without a decode.
-pub(crate) const HEAD_LEN: usize = 1 + 4 + 16 + 8 + 8 + STATE_LEN;
-const STATE_LEN: usize = 4 + 1 + 8 + 9;
+/// The length of the head. Its fields have fixed places, so [`patch`] changes it without decoding the row.
+const HEAD_LEN: usize = 1 + 4 + 16 + 8 + 8 + State::LEN;
 
 /// The part of a schedule that is not its spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Head {
+pub struct Head {
     pub tenant: TenantId,
     pub incarnation: Incarnation,
     pub poller: PollerId,
@@ -35,7 +34,7 @@ pub(crate) struct Head {
 
 /// The part of a schedule that changes without its user writing a new spec.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct State {
+pub struct State {
     pub revision: Revision,
     pub status: Status,
     pub updated_at: Timestamp,
@@ -43,7 +42,8 @@ pub(crate) struct State {
 }
 
 impl Head {
-    pub(crate) fn of(schedule: &Schedule) -> Self {
+    #[must_use]
+    pub fn of(schedule: &Schedule) -> Self {
         Head {
             tenant: schedule.tenant,
             incarnation: schedule.incarnation,
@@ -64,14 +64,54 @@ impl Head {
         out.u128(self.incarnation.0);
         out.poller(self.poller);
         out.timestamp(self.created_at);
-        put_state(out, &self.state);
+        self.state.put(out);
     }
 }
 
-pub(crate) fn put(out: &mut Vec<u8>, schedule: &Schedule) {
+impl State {
+    /// The length of the encoded state, in bytes.
+    pub const LEN: usize = 4 + 1 + 8 + 9;
+
+    pub fn put(&self, out: &mut Vec<u8>) {
+        out.u32(self.revision.0);
+        out.u8(status_number(self.status));
+        out.timestamp(self.updated_at);
+        out.u8(u8::from(self.next.is_some()));
+        out.timestamp(self.next.unwrap_or_default());
+    }
+
+    /// # Errors
+    /// If `take` does not start with a state.
+    pub fn take(take: &mut Take<'_>) -> Result<Self, Malformed> {
+        let revision = Revision(take.u32()?);
+        let status = take_status(take)?;
+        let updated_at = take.timestamp()?;
+        let next = match (take.u8()?, take.timestamp()?) {
+            (0, Timestamp::MIN) => None,
+            (1, next) => Some(next),
+            _ => return Err(take.malformed()),
+        };
+        Ok(State { revision, status, updated_at, next })
+    }
+}
+
+/// Appends a schedule.
+pub fn put(out: &mut Vec<u8>, schedule: &Schedule) {
     Head::of(schedule).put(out);
     out.text(schedule.id.as_str());
-    let spec = &schedule.spec;
+    put_spec(out, &schedule.spec);
+}
+
+/// Returns the bytes of a spec alone.
+#[must_use]
+pub fn encode_spec(spec: &Spec) -> Vec<u8> {
+    let mut out = Vec::with_capacity(200 + spec.payload.len());
+    out.u8(VERSION);
+    put_spec(&mut out, spec);
+    out
+}
+
+fn put_spec(out: &mut Vec<u8>, spec: &Spec) {
     put_when(out, &spec.when);
     put_target(out, &spec.target);
     out.blob(&spec.payload);
@@ -85,11 +125,12 @@ pub(crate) fn put(out: &mut Vec<u8>, schedule: &Schedule) {
     out.duration(spec.retry.backoff_max);
 }
 
-/// `row` with another head.
+/// Returns `row` with another head.
 ///
 /// # Panics
-/// If `row` is shorter than a head: decode its head first.
-pub(crate) fn patch(row: &[u8], head: &Head) -> Vec<u8> {
+/// If `row` is shorter than a head. The caller decodes the head first.
+#[must_use]
+pub fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     let mut out = Vec::with_capacity(row.len());
     head.put(&mut out);
     assert_eq!(out.len(), HEAD_LEN, "a head has a fixed length");
@@ -97,9 +138,12 @@ pub(crate) fn patch(row: &[u8], head: &Head) -> Vec<u8> {
     out
 }
 
-/// The labels of a row, without a decode of the rest.
-pub(crate) fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
-    let mut take = Take::new("a schedule", row);
+/// Returns the labels of a row without decoding the rest.
+///
+/// # Errors
+/// If `row` is not a schedule.
+pub fn labels(row: &[u8]) -> Result<Vec<LabelKey>, Malformed> {
+    let mut take = Take::new(WHAT, row);
     take.bytes(HEAD_LEN)?;
     take.skip_blobs(1)?; // The id.
     match take.u8()? {
@@ -173,13 +217,20 @@ fn put_target(out: &mut Vec<u8>, target: &Target) {
     out.duration(http.timeout);
 }
 
-pub(crate) fn head(row: &[u8]) -> Result<Head, Malformed> {
-    take_head(&mut Take::new("a schedule", row))
+/// Returns the head of a row.
+///
+/// # Errors
+/// If `row` does not start with a head.
+pub fn head(row: &[u8]) -> Result<Head, Malformed> {
+    take_head(&mut Take::new(WHAT, row))
 }
 
-/// The head and the id: what it takes to know whose row this is.
-pub(crate) fn head_and_id(row: &[u8]) -> Result<(Head, &str), Malformed> {
-    let mut take = Take::new("a schedule", row);
+/// Returns the head and the id of a row.
+///
+/// # Errors
+/// If `row` does not start with a head and an id.
+pub fn head_and_id(row: &[u8]) -> Result<(Head, &str), Malformed> {
+    let mut take = Take::new(WHAT, row);
     Ok((take_head(&mut take)?, take.text()?))
 }
 
@@ -190,32 +241,43 @@ fn take_head(take: &mut Take<'_>) -> Result<Head, Malformed> {
         incarnation: Incarnation(take.u128()?),
         poller: take.poller()?,
         created_at: take.timestamp()?,
-        state: take_state(take)?,
+        state: State::take(take)?,
     })
 }
 
-/// The payload is a slice of `row`, not a copy.
-pub(crate) fn take(row: &Bytes) -> Result<Schedule, Malformed> {
-    let mut take = Take::new("a schedule", row);
-    let head = take_head(&mut take)?;
+/// Returns the schedule that [`put`] appended. Its payload is a slice of `row`, not a copy.
+///
+/// # Errors
+/// If `row` is not a schedule.
+pub fn decode(row: &Bytes) -> Result<Schedule, Malformed> {
+    let mut take = Take::new(WHAT, row);
+    let Head { tenant, incarnation, poller, created_at, state } = take_head(&mut take)?;
+    let State { revision, status, updated_at, next } = state;
     let id = ScheduleId::new(take.text()?).map_err(|_| take.malformed())?;
-    let when = take_when(&mut take)?;
-    let target = take_target(&mut take)?;
-    let payload = row.slice_ref(take.blob()?);
-    let labels = take_labels(&mut take)?;
-    let retry = RetryPolicy { attempts_max: take.u16()?, backoff: take.duration()?, backoff_max: take.duration()? };
+    let spec = take_spec(&mut take, row)?;
     take.end()?;
-    Ok(Schedule {
-        tenant: head.tenant,
-        id,
-        incarnation: head.incarnation,
-        poller: head.poller,
-        revision: head.state.revision,
-        status: head.state.status,
-        created_at: head.created_at,
-        updated_at: head.state.updated_at,
-        next: head.state.next,
-        spec: Spec { when, target, payload, labels, retry },
+    Ok(Schedule { tenant, id, incarnation, poller, revision, status, created_at, updated_at, next, spec })
+}
+
+/// Returns the spec that [`encode_spec`] encoded. Its payload is a slice of `stored`, not a copy.
+///
+/// # Errors
+/// If `stored` is not a spec.
+pub fn decode_spec(stored: &Bytes) -> Result<Spec, Malformed> {
+    let mut take = Take::new("a schedule's spec", stored);
+    take.version(VERSION)?;
+    let spec = take_spec(&mut take, stored)?;
+    take.end()?;
+    Ok(spec)
+}
+
+fn take_spec(take: &mut Take<'_>, all: &Bytes) -> Result<Spec, Malformed> {
+    Ok(Spec {
+        when: take_when(take)?,
+        target: take_target(take)?,
+        payload: all.slice_ref(take.blob()?),
+        labels: take_labels(take)?,
+        retry: RetryPolicy { attempts_max: take.u16()?, backoff: take.duration()?, backoff_max: take.duration()? },
     })
 }
 
@@ -274,52 +336,5 @@ fn take_status(take: &mut Take<'_>) -> Result<Status, Malformed> {
         1 => Ok(Status::Ended),
         2 => Ok(Status::Cancelled),
         _ => Err(take.malformed()),
-    }
-}
-
-fn put_state(out: &mut Vec<u8>, state: &State) {
-    out.u32(state.revision.0);
-    out.u8(status_number(state.status));
-    out.timestamp(state.updated_at);
-    out.u8(u8::from(state.next.is_some()));
-    out.timestamp(state.next.unwrap_or_default());
-}
-
-fn take_state(take: &mut Take<'_>) -> Result<State, Malformed> {
-    let revision = Revision(take.u32()?);
-    let status = take_status(take)?;
-    let updated_at = take.timestamp()?;
-    let next = match (take.u8()?, take.timestamp()?) {
-        (0, Timestamp::MIN) => None,
-        (1, next) => Some(next),
-        _ => return Err(take.malformed()),
-    };
-    Ok(State { revision, status, updated_at, next })
-}
-
-/// What has changed in a schedule since its first row was written.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Changed {
-    pub state: State,
-    /// The key of the row that holds the present spec.
-    pub row: Incarnation,
-}
-
-impl Changed {
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(1 + STATE_LEN + 16);
-        out.u8(STATE_VERSION);
-        put_state(&mut out, &self.state);
-        out.u128(self.row.0);
-        out
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let mut take = Take::new("a schedule's state", bytes);
-        take.version(STATE_VERSION)?;
-        let state = take_state(&mut take)?;
-        let row = Incarnation(take.u128()?);
-        take.end()?;
-        Ok(Changed { state, row })
     }
 }

@@ -1,0 +1,34 @@
+//! A small row with the changes of a schedule since its row was written.
+
+use domain::Incarnation;
+use stored::schedule::State;
+use stored::{Malformed, Put as _, Take};
+
+const VERSION: u8 = 1;
+
+/// What has changed in a schedule since its first row was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Changed {
+    pub state: State,
+    /// The key of the row that holds the present spec.
+    pub row: Incarnation,
+}
+
+impl Changed {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(1 + State::LEN + 16);
+        out.u8(VERSION);
+        self.state.put(&mut out);
+        out.u128(self.row.0);
+        out
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut take = Take::new("a schedule's state", bytes);
+        take.version(VERSION)?;
+        let state = State::take(&mut take)?;
+        let row = Incarnation(take.u128()?);
+        take.end()?;
+        Ok(Changed { state, row })
+    }
+}

@@ -1,0 +1,139 @@
+//! Runs. An engine that has columns for the tenant, the occurrence and the state keeps the rest alone.
+
+use std::time::Duration;
+
+use domain::occurrence::Run;
+use domain::{Attempt, AttemptResult, Occurrence, RunState, TenantId};
+
+use crate::{Malformed, Put as _, Take};
+
+const VERSION: u8 = 1;
+const WHAT: &str = "a run";
+const ATTEMPT_LEN_MIN: usize = 2 + 8 + 12 + 1;
+
+/// Appends a run.
+pub fn put(out: &mut Vec<u8>, run: &Run) {
+    out.u8(VERSION);
+    out.u32(run.tenant.0);
+    out.occurrence(&run.occurrence);
+    out.u8(state_number(run.state));
+    put_rest(out, run);
+}
+
+/// Returns the bytes of a run for an engine that has columns for the tenant, the occurrence and [`state_number`].
+#[must_use]
+pub fn encode_rest(run: &Run) -> Vec<u8> {
+    let mut out = vec![VERSION];
+    put_rest(&mut out, run);
+    out
+}
+
+fn put_rest(out: &mut Vec<u8>, run: &Run) {
+    if let RunState::Missed { last, count } = run.state {
+        out.timestamp(last);
+        out.u64(count);
+    }
+    out.count(run.attempts.len());
+    run.attempts.iter().for_each(|attempt| put_attempt(out, attempt));
+}
+
+/// Returns the number that stands for a state.
+#[must_use]
+pub fn state_number(state: RunState) -> u8 {
+    match state {
+        RunState::Retrying => 0,
+        RunState::Succeeded => 1,
+        RunState::Failed => 2,
+        RunState::Missed { .. } => 3,
+        RunState::Cancelled => 4,
+    }
+}
+
+fn put_attempt(out: &mut Vec<u8>, attempt: &Attempt) {
+    out.u16(attempt.number);
+    out.timestamp(attempt.started_at);
+    out.duration(attempt.duration);
+    match &attempt.result {
+        AttemptResult::Answered(status) => {
+            out.u8(0);
+            out.u16(*status);
+        }
+        AttemptResult::Unreachable(reason) => {
+            out.u8(1);
+            out.text(reason);
+        }
+        AttemptResult::TimedOut => out.u8(2),
+        AttemptResult::Panicked => out.u8(3),
+    }
+}
+
+/// Returns the run that [`put`] appended.
+///
+/// # Errors
+/// If `bytes` is not a run.
+pub fn decode(bytes: &[u8]) -> Result<Run, Malformed> {
+    let mut take = Take::new(WHAT, bytes);
+    let (tenant, occurrence, state) = take_summary(&mut take)?;
+    Ok(Run { tenant, occurrence, state, attempts: take_attempts(take)? })
+}
+
+/// Returns a run without its attempts: its tenant, its occurrence and its state.
+///
+/// # Errors
+/// If `bytes` does not start with a run.
+pub fn summary(bytes: &[u8]) -> Result<(TenantId, Occurrence, RunState), Malformed> {
+    take_summary(&mut Take::new(WHAT, bytes))
+}
+
+/// Returns the run whose rest [`encode_rest`] encoded. `state` is its [`state_number`].
+///
+/// # Errors
+/// If `rest` is not the rest of such a run.
+pub fn decode_rest(tenant: TenantId, occurrence: Occurrence, state: u8, rest: &[u8]) -> Result<Run, Malformed> {
+    let mut take = Take::new(WHAT, rest);
+    take.version(VERSION)?;
+    let state = take_state(state, &mut take)?;
+    Ok(Run { tenant, occurrence, state, attempts: take_attempts(take)? })
+}
+
+fn take_summary(take: &mut Take<'_>) -> Result<(TenantId, Occurrence, RunState), Malformed> {
+    take.version(VERSION)?;
+    let (tenant, occurrence, state) = (TenantId(take.u32()?), take.occurrence()?, take.u8()?);
+    Ok((tenant, occurrence, take_state(state, take)?))
+}
+
+fn take_state(number: u8, take: &mut Take<'_>) -> Result<RunState, Malformed> {
+    match number {
+        0 => Ok(RunState::Retrying),
+        1 => Ok(RunState::Succeeded),
+        2 => Ok(RunState::Failed),
+        3 => Ok(RunState::Missed { last: take.timestamp()?, count: take.u64()? }),
+        4 => Ok(RunState::Cancelled),
+        _ => Err(take.malformed()),
+    }
+}
+
+/// Takes the attempts, which end a run.
+fn take_attempts(mut take: Take<'_>) -> Result<Vec<Attempt>, Malformed> {
+    let count = take.count(ATTEMPT_LEN_MIN)?;
+    let mut attempts = Vec::with_capacity(count);
+    for _ in 0..count {
+        attempts.push(take_attempt(&mut take)?);
+    }
+    take.end()?;
+    Ok(attempts)
+}
+
+fn take_attempt(take: &mut Take<'_>) -> Result<Attempt, Malformed> {
+    let number = take.u16()?;
+    let started_at = take.timestamp()?;
+    let duration: Duration = take.duration()?;
+    let result = match take.u8()? {
+        0 => AttemptResult::Answered(take.u16()?),
+        1 => AttemptResult::Unreachable(take.text()?.to_owned()),
+        2 => AttemptResult::TimedOut,
+        3 => AttemptResult::Panicked,
+        _ => return Err(take.malformed()),
+    };
+    Ok(Attempt { number, started_at, duration, result })
+}
