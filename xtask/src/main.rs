@@ -5,6 +5,7 @@ mod chores;
 mod needs;
 mod schemathesis;
 mod stage;
+mod suites;
 mod test;
 mod tidy;
 

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-use crate::stage::{self, CARGO, Counts, run_check, run_tests};
+use crate::stage::{self, CARGO, Counts, run_check};
+use crate::suites::{self, Suite};
 use crate::{needs, schemathesis, tidy};
 
 type Stage = fn() -> anyhow::Result<Counts>;
@@ -18,15 +19,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
     needs::provide()?;
     let mut total = Counts::default();
     let mut failed = Vec::new();
-    let stages: [(&str, Stage); 7] = [
-        ("format", format),
-        ("tidy", tidied),
-        ("clippy", clippy),
-        ("tests", tests),
-        ("receiver-python", receiver_python),
-        ("schemathesis", schemathesis::run),
-        ("containerfile", containerfile),
-    ];
+    let stages: [(&str, Stage); 5] =
+        [("format", format), ("tidy", tidied), ("clippy", clippy), ("tests", tests), ("containerfile", containerfile)];
     for (name, stage) in stages {
         let counts = stage().unwrap_or_else(|error| {
             eprintln!("{name}: {error:#}");
@@ -49,6 +43,7 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 /// If it cannot be run.
 pub(crate) fn schemathesis_alone() -> anyhow::Result<ExitCode> {
     let counts = schemathesis::run()?;
+    writeln!(std::io::stdout(), "test result: {} passed; {} failed", counts.passed, counts.failed)?;
     Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -71,25 +66,34 @@ fn clippy() -> anyhow::Result<Counts> {
     run_check(Command::new(CARGO).args(arguments))
 }
 
-/// All of Rust's, the black box (`crates/reveille/tests`) among them.
+/// The test binaries and doc tests of the workspace, the tests of the receiver in Python, and Schemathesis, side by side.
 fn tests() -> anyhow::Result<Counts> {
-    let mut command = Command::new(CARGO);
-    command.args(["test", "--workspace", "--all-features", "--no-fail-fast"]);
-    // Properties draw the same cases on every run, so that only a change can turn it red; `fuzz` looks for new ones.
-    command.env("PROPTEST_RNG_SEED", "1");
-    // Some tests panic on purpose, thousands of times; where is told without the whole stack.
-    run_tests(command.env("RUST_BACKTRACE", "0"))
+    let mut suites = suites::build()?;
+    // Schemathesis takes long and draws few resources, so it starts first.
+    let mut schemathesis = Command::new(std::env::current_exe()?);
+    schemathesis.arg("schemathesis");
+    suites.insert(0, Suite { name: "schemathesis".to_owned(), command: schemathesis });
+    suites.push(receiver_python()?);
+    let mut documentation = Command::new(CARGO);
+    documentation.args(["test", "--workspace", "--all-features", "--doc"]).current_dir(stage::root());
+    suites.push(Suite { name: "doc tests".to_owned(), command: documentation });
+    for suite in &mut suites {
+        // Properties draw the same cases on every run, so that only a change can turn it red; `fuzz` looks for new ones.
+        suite.command.env("PROPTEST_RNG_SEED", "1");
+        // Some tests panic on purpose, thousands of times, and print the place of a panic without the whole stack.
+        suite.command.env("RUST_BACKTRACE", "0");
+    }
+    Ok(suites::run(suites))
 }
 
 /// The receiver in Python has tests of its own, in an environment of its own.
-fn receiver_python() -> anyhow::Result<Counts> {
+fn receiver_python() -> anyhow::Result<Suite> {
     let folder = Path::new("tools/receiver-python");
     let requirements = stage::root().join(folder).join("requirements.txt");
     let programs = test_servers::python::environment("receiver-python", &requirements)?;
-    // unittest tells its count on stderr.
-    let script =
-        format!("exec {}/python -m unittest discover --start-directory {} 2>&1", programs.display(), folder.display());
-    run_tests(Command::new("sh").args(["-c", &script]))
+    let mut command = Command::new(stage::root().join(programs).join("python"));
+    command.args(["-m", "unittest", "discover", "--start-directory"]).arg(folder).current_dir(stage::root());
+    Ok(Suite { name: "receiver-python".to_owned(), command })
 }
 
 /// The container's file is looked over; it is not built.

@@ -1,6 +1,6 @@
 //! What a callback costs over a bare pooled client: the measurement behind docs/decisions/0070.
 //!
-//! `cargo run --release -p callback --example clients [seconds] [in flight] [name] [address]` runs each client
+//! `cargo run --profile dist -p callback --example clients [seconds] [in flight] [name] [address]` runs each client
 //! whose name contains `name` in turn, against a receiver in a process of its own or the one that is at `address`, and
 //! prints callbacks per second and the client's own CPU time per callback.
 

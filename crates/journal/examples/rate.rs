@@ -1,4 +1,4 @@
-//! How fast the journal is beside the disk it is on: `cargo run --release -p journal --example rate -- FOLDER`.
+//! How fast the journal is beside the disk it is on: `cargo run --profile dist -p journal --example rate -- FOLDER`.
 //!
 //! First the bare disk: one thread, a preallocated file, a write and a sync of the sizes that the journal's records
 //! have. Then the journal with few and with many entries in flight, each of 1 KB.

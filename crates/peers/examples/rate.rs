@@ -1,6 +1,6 @@
 //! How many asks a second go through over loopback, and how long one takes, beside a bare hyper echo in the same run.
 //!
-//! `cargo run --release -p peers --example rate`. The asking and the answering side share this machine's cores; the echo has neither
+//! `cargo run --profile dist -p peers --example rate`. The asking and the answering side share this machine's cores; the echo has neither
 //! proofs nor forms, and sends the create's bytes as they are.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]

@@ -1,7 +1,7 @@
 //! What this crate's share of a create costs: requests per second of a bare handler that parses the same JSON, and of
 //! `POST /v1/schedules` over the engine in memory, by turns in one process.
 //!
-//! `cargo run --release -p server --example overhead`
+//! `cargo run --profile dist -p server --example overhead`
 
 use std::net::SocketAddr;
 use std::sync::Arc;

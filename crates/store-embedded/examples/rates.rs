@@ -1,4 +1,4 @@
-//! How fast the store alone is on this machine: `cargo run --release -p store-embedded --example rates -- DIR [ROWS]`.
+//! How fast the store alone is on this machine: `cargo run --profile dist -p store-embedded --example rates -- DIR [ROWS]`.
 //!
 //! Batches of 1 KB schedules, single inserts, outcomes, loads, a restart. `DIR` is made, filled, and left there.
 

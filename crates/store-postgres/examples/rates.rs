@@ -1,5 +1,5 @@
 //! How fast the store on PostgreSQL is on this machine, beside what the same server does with a plain table:
-//! `cargo run --release -p store-postgres --example rates [-- ROWS]`.
+//! `cargo run --profile dist -p store-postgres --example rates [-- ROWS]`.
 //!
 //! It starts a server of its own, in the temporary folder, with all of its durability. Batches of 1 KB schedules, single
 //! inserts, reads, outcomes. The bare limit is the same number of bytes, in batches of the same size, over as many
