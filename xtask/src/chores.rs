@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 
 use crate::stage::{self, CARGO};
+use crate::suites::{self, Suite};
 use crate::tidy;
 
 /// # Errors
@@ -56,8 +57,19 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let ensemble = test_servers::zookeeper::Zookeeper::start(3)?;
     let status = Command::new(CARGO)
         .current_dir(stage::root())
-        .args(["run", "--quiet", "--profile", "dist", "--package", "reveille", "--bin", "reveille"])
-        .args(["--", "bench", "election"])
+        .args([
+            "run",
+            "--quiet",
+            "--profile",
+            "dist",
+            "--package",
+            "reveille",
+            "--bin",
+            "reveille",
+            "--",
+            "bench",
+            "election",
+        ])
         .args(["--coordination", &format!("zookeeper://{}", ensemble.addresses())])
         .args(arguments)
         .arg("--")
@@ -90,10 +102,12 @@ pub(crate) fn fuzz(minutes: u32) -> anyhow::Result<ExitCode> {
     for round in 1_u32.. {
         for (package, filter) in FUZZED {
             let mut command = Command::new(CARGO);
-            command.args(["test", "--quiet", "--release", "--package", package, "--", filter]);
+            command
+                .args(["test", "--quiet", "--release", "--package", package, "--", filter])
+                .current_dir(stage::root());
             command.env("PROPTEST_CASES", CASES.to_string());
             command.env("REVEILLE_FUZZ_RUNS", round.saturating_mul(CASES).to_string());
-            let counts = stage::run_tests(&mut command)?;
+            let (counts, _) = suites::run_one(Suite { name: format!("{package} {filter}"), command });
             ensure!(counts.passed > 0, "{package} has no fuzz test whose name has `{filter}` in it");
             ensure!(counts.failed == 0, "{package}: a fuzz test failed; what it printed replays it");
             if Instant::now() >= end {

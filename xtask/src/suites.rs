@@ -1,0 +1,184 @@
+//! Runs test programs side by side. Most suites wait for servers, timeouts and disks, so that several of them share two cores well.
+//!
+//! The output of a suite is printed whole when it ends, so that no two suites mix their lines.
+
+use std::collections::VecDeque;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use serde::Deserialize;
+
+use crate::stage::{self, CARGO, Counts};
+
+/// Suites that run at the same time.
+const LANES: usize = 3;
+
+/// Binaries that take longest. They start first, so that no long one runs alone at the end.
+const LONGEST: [&str; 0] = [];
+
+pub(crate) struct Suite {
+    pub(crate) name: String,
+    pub(crate) command: Command,
+}
+
+/// Builds the test binaries of the workspace. They are in the order in which they should start.
+///
+/// # Errors
+/// If cargo cannot be started, or a binary does not compile.
+pub(crate) fn build() -> anyhow::Result<Vec<Suite>> {
+    let mut command = Command::new(CARGO);
+    command.args(["test", "--workspace", "--all-features", "--no-run", "--message-format=json-render-diagnostics"]);
+    stage::announce(&command);
+    let output = command.current_dir(stage::root()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    ensure!(output.status.success(), "the tests do not compile");
+    let mut suites = Vec::new();
+    for line in output.stdout.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+        suites.extend(serde_json::from_slice::<Message>(line).context("a message of cargo's")?.suite());
+    }
+    suites.sort_by_key(|suite| LONGEST.iter().position(|name| *name == suite.name).unwrap_or(LONGEST.len()));
+    Ok(suites)
+}
+
+/// The part of cargo's messages that describes a test binary.
+#[derive(Deserialize)]
+struct Message {
+    executable: Option<PathBuf>,
+    manifest_path: Option<PathBuf>,
+    profile: Option<Profile>,
+    target: Option<Target>,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    name: String,
+    kind: Vec<String>,
+}
+
+impl Message {
+    /// A suite that runs as cargo runs it: in the folder of its package.
+    fn suite(self) -> Option<Suite> {
+        let (executable, target) = (self.executable?, self.target?);
+        let folder = self.manifest_path?.parent()?.to_owned();
+        if !self.profile?.test {
+            return None;
+        }
+        let package = folder.file_name()?.to_string_lossy().into_owned();
+        let name = match target.kind.first()?.as_str() {
+            "test" => format!("{package} {}", target.name),
+            "bin" => format!("{package} bin {}", target.name),
+            _ => package,
+        };
+        let mut command = Command::new(executable);
+        command.current_dir(&folder).env("CARGO_MANIFEST_DIR", &folder);
+        Some(Suite { name, command })
+    }
+}
+
+/// Runs all suites, prints the output of each, then the seconds that each took, and adds up their tests.
+pub(crate) fn run(suites: Vec<Suite>) -> Counts {
+    let queue = Mutex::new(VecDeque::from(suites));
+    let ended = Mutex::new((Counts::default(), Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..LANES {
+            scope.spawn(|| {
+                while let Some(suite) = next(&queue) {
+                    let name = suite.name.clone();
+                    let (counts, took) = run_one(suite);
+                    let mut ended = ended.lock().expect("no holder of this lock panics");
+                    ended.0.add(counts);
+                    ended.1.push((took, name, counts));
+                }
+            });
+        }
+    });
+    let (total, mut times) = ended.into_inner().expect("no holder of this lock panics");
+    times.sort_by_key(|(took, ..)| std::cmp::Reverse(*took));
+    eprintln!("\n== suites, longest first");
+    for (took, name, counts) in times {
+        eprintln!("{:>5} s  {name}: {} passed, {} failed", took.as_secs(), counts.passed, counts.failed);
+    }
+    total
+}
+
+fn next(queue: &Mutex<VecDeque<Suite>>) -> Option<Suite> {
+    queue.lock().expect("no holder of this lock panics").pop_front()
+}
+
+/// Runs a suite, prints its output, and returns its tests and how long it took.
+#[expect(clippy::disallowed_methods, reason = "the person who waits sees how long each suite took")]
+pub(crate) fn run_one(suite: Suite) -> (Counts, Duration) {
+    let began = Instant::now();
+    let name = suite.name.clone();
+    let counts = try_suite(suite).unwrap_or_else(|error| {
+        eprintln!("{name}: {error:#}");
+        Counts { passed: 0, failed: 1 }
+    });
+    (counts, began.elapsed())
+}
+
+fn try_suite(suite: Suite) -> anyhow::Result<Counts> {
+    let Suite { name, mut command } = suite;
+    let mut output = tempfile::tempfile().context("cannot create a temporary file for a suite's output")?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let status =
+        command.status().with_context(|| format!("cannot start {}", Path::new(command.get_program()).display()))?;
+    output.seek(SeekFrom::Start(0))?;
+    let mut text = Vec::new();
+    output.read_to_end(&mut text)?;
+    let text = String::from_utf8_lossy(&text);
+    writeln!(std::io::stdout().lock(), "\n== {name}\n{text}")?;
+    Ok(Counts::of_text(&text).with_end(status.success()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn suite(script: &str) -> Suite {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Suite { name: script.to_owned(), command }
+    }
+
+    #[test]
+    fn tests_of_all_suites_are_added_up() {
+        let counts = run(vec![
+            suite("echo 'test result: ok. 5 passed; 0 failed'"),
+            suite("echo 'test result: FAILED. 1 passed; 2 failed' >&2; exit 101"),
+            suite("kill -9 $$"),
+            suite("true"),
+        ]);
+        assert_eq!(counts, Counts { passed: 6, failed: 3 });
+    }
+
+    #[test]
+    fn suite_that_cannot_start_fails() {
+        let counts = run(vec![Suite { name: "none".to_owned(), command: Command::new("/nowhere/none") }]);
+        assert_eq!(counts, Counts { passed: 0, failed: 1 });
+    }
+
+    #[test]
+    fn only_test_binaries_are_suites() {
+        let read =
+            |json: &str| serde_json::from_str::<Message>(json).expect("a message").suite().map(|suite| suite.name);
+        let artifact = |kind: &str, is_test: bool| {
+            format!(
+                r#"{{"reason":"compiler-artifact","executable":"/t/it-1","manifest_path":"/c/crates/store/Cargo.toml",
+                "profile":{{"test":{is_test}}},"target":{{"name":"it","kind":["{kind}"]}}}}"#
+            )
+        };
+        assert_eq!(read(&artifact("test", true)).as_deref(), Some("store it"));
+        assert_eq!(read(&artifact("lib", true)).as_deref(), Some("store"));
+        assert_eq!(read(&artifact("bin", false)), None);
+        assert_eq!(read(r#"{"reason":"build-finished","success":true}"#), None);
+    }
+}
