@@ -30,18 +30,22 @@ pub(crate) fn index() -> anyhow::Result<ExitCode> {
 /// # Errors
 /// If cargo cannot be started.
 pub(crate) fn simulate(arguments: &[String]) -> anyhow::Result<ExitCode> {
-    // Paxos groups have a world of their own, which is quick to build and to run.
+    // Paxos groups have a simulator of their own, which builds and runs quickly.
     let one = arguments.iter().position(|word| word == "--scenario=paxos").map(|at| at..at + 1);
     let two = arguments.windows(2).position(|pair| pair == ["--scenario", "paxos"]).map(|at| at..at + 2);
     let mut arguments = arguments.to_vec();
-    let world = one.or(two).map_or(["scenarios", "simulate"], |words| {
-        arguments.drain(words);
-        ["groups", "groups"]
-    });
+    let package: &[&str] = match one.or(two) {
+        Some(words) => {
+            arguments.drain(words);
+            &["paxos-simulator"]
+        }
+        None => &["simulator", "--features", "scenarios"],
+    };
     let status = Command::new(CARGO)
         .current_dir(stage::root())
-        .args(["run", "--quiet", "--release", "--package", "simulator", "--features", world[0]])
-        .args(["--bin", world[1], "--"])
+        .args(["run", "--quiet", "--release", "--package"])
+        .args(package)
+        .arg("--")
         .args(&arguments)
         .status()
         .context("cannot start cargo")?;

@@ -285,7 +285,8 @@ fn drop_quietly(future: Future) {
     let _panicked = catch_unwind(AssertUnwindSafe(|| drop(future)));
 }
 
-pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
+/// The message of a panic that was caught.
+pub fn panic_message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&'static str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without a message".to_owned())
 }

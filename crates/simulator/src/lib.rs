@@ -1,9 +1,6 @@
 //! A world that follows from a seed: [`runtime::World`] for any number of members, with their clocks and disks, in
 //! which crashes, pauses, clock jumps and disk faults happen as a scenario says, and every run can be had again.
 //!
-//! With the feature `groups` there is another world, in `simulator::groups`, for state machines that need no executor: paxos groups
-//! on a network with its faults.
-//!
 //! What it does not do: stop a task in the middle of a poll, or know real time or threads.
 //!
 //! ```
@@ -49,8 +46,6 @@ mod trace;
 
 #[cfg(feature = "scenarios")]
 pub mod cluster;
-#[cfg(feature = "groups")]
-pub mod groups;
 #[cfg(feature = "scenarios")]
 pub mod spine;
 #[cfg(feature = "scenarios")]
@@ -63,6 +58,7 @@ pub fn suite() -> Suite {
     cluster::add_to(spine::suite())
 }
 
+pub use executor::panic_message;
 pub use faults::{Coverage, Faults, Incident, Incidents};
 pub use ledger::{CallbackId, Expected, Ledger, Verdict, Violation};
 pub use member::EPOCH;

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use paxos::system::Scheme;
 use paxos::{Defence, Deviation, Mutant, Options, mover};
-
-use crate::Random;
+use simulator::Random;
 
 /// A kind of trouble, which can be left out to see what a failure needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

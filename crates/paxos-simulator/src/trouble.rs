@@ -1,14 +1,15 @@
 //! What goes wrong, and what operators and applications ask for meanwhile.
 
 use paxos::{GroupId, NodeId, Slot};
+use simulator::Random;
 
-use super::checks::{Rule, Violation};
-use super::knobs::Fault;
-use super::program::{Incident, Order, Program, View};
-use super::world::{Event, Member, World};
+use crate::checks::{Rule, Violation};
+use crate::knobs::Fault;
+use crate::program::{Incident, Order, Program, View};
+use crate::world::{Event, Member, World};
 
 impl<P: Program> World<P> {
-    pub(super) fn make_trouble(&mut self) -> Result<(), Violation> {
+    pub(crate) fn make_trouble(&mut self) -> Result<(), Violation> {
         let fault = Fault::ALL[self.random.index(Fault::ALL.len())];
         let node = self.random.index(self.nodes.len());
         let group = self.groups[self.random.index(self.groups.len())];
@@ -67,7 +68,7 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    fn cut_or_heal(&mut self, dice: &mut crate::Random) {
+    fn cut_or_heal(&mut self, dice: &mut Random) {
         let count = self.nodes.len();
         match dice.below(5) {
             // All links, one of them at a time, in any order: what is cut first need not be healed first.
@@ -97,7 +98,7 @@ impl<P: Program> World<P> {
     }
 
     /// When most is under way: who has just come to lead, or to serve.
-    pub(super) fn ambush(&mut self, node: usize, crashes: bool) {
+    pub(crate) fn ambush(&mut self, node: usize, crashes: bool) {
         if !self.may_ambush() {
             return;
         }
@@ -115,7 +116,7 @@ impl<P: Program> World<P> {
     }
 
     /// Whoever makes a move, in the midst of it: another has to go on with that. Or who is to leave by it is late.
-    pub(super) fn ambush_move(&mut self, holder: usize) {
+    pub(crate) fn ambush_move(&mut self, holder: usize) {
         if !self.may_ambush() {
             return;
         }
@@ -161,7 +162,7 @@ impl<P: Program> World<P> {
         self.schedule(after, Event::Crash { node, life });
     }
 
-    pub(super) fn isolate(&mut self, node: usize) {
+    pub(crate) fn isolate(&mut self, node: usize) {
         if self.is_peaceful {
             return;
         }
@@ -174,11 +175,11 @@ impl<P: Program> World<P> {
         }
     }
 
-    pub(super) fn heal_links(&mut self) {
+    pub(crate) fn heal_links(&mut self) {
         self.is_cut.iter_mut().for_each(|row| row.fill(false));
     }
 
-    fn move_master(&mut self, node: usize, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
+    fn move_master(&mut self, node: usize, group: GroupId, dice: &mut Random) -> Result<(), Violation> {
         let master = self.checks.server(group.0 as usize).unwrap_or(node);
         self.ambush_later(master);
         if self.knobs.has_system && group != GroupId::SYSTEM {
@@ -243,7 +244,7 @@ impl<P: Program> World<P> {
     }
 
     /// A damaged one is replaced; else one comes or goes.
-    fn change_members(&mut self, group: GroupId, dice: &mut crate::Random) -> Result<(), Violation> {
+    fn change_members(&mut self, group: GroupId, dice: &mut Random) -> Result<(), Violation> {
         let Some(master) = self.checks.server(group.0 as usize) else { return Ok(()) };
         let members = self.members(group);
         let is_member = |node: &usize| members.contains(&self.nodes[*node].id);
@@ -271,7 +272,7 @@ impl<P: Program> World<P> {
     }
 
     /// Heals a core of nodes, and only it; each group has to have a master there soon, and to decide what clients propose.
-    pub(super) fn heal(&mut self) -> Result<(), Violation> {
+    pub(crate) fn heal(&mut self) -> Result<(), Violation> {
         self.is_peaceful = true;
         // Who is down knows of members, too.
         for node in 0..self.nodes.len() {

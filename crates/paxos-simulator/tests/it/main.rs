@@ -6,7 +6,7 @@ mod replay;
 mod shelf;
 
 use ::raft::eraftpb::MessageType;
-use simulator::groups::{Coverage, Incident, Knobs, Mutation, Rule, run};
+use paxos_simulator::{Coverage, Incident, Knobs, Mutation, Rule, run};
 
 use crate::raft::{Careful, Driver, Raft};
 

@@ -1,14 +1,13 @@
 //! A node's journal as bytes: what a crash leaves of it, and what a start finds.
 
 use bytes::Bytes;
-
-use crate::Random;
+use simulator::Random;
 
 /// Length, checksum, and how much was known to be durable when it was written.
 const HEADER: usize = 4 + 4 + 8;
 
 #[derive(Debug, Default)]
-pub(super) struct Disk {
+pub(crate) struct Disk {
     bytes: Vec<u8>,
     /// Whatever happens, this stays.
     synced: usize,
@@ -17,18 +16,18 @@ pub(super) struct Disk {
     /// Under which token the last bytes were appended, up to where.
     tokens: Vec<(u64, usize)>,
     /// A sync under way, up to where.
-    pub(super) syncing: Option<usize>,
+    pub(crate) syncing: Option<usize>,
     /// Where a failed sync left a hole: what lies behind is lost, whatever later syncs say.
     hole: Option<usize>,
 }
 
 /// The journal has lost what it had promised to keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Damaged;
+pub(crate) struct Damaged;
 
 /// What became of what was not synced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Left {
+pub(crate) enum Left {
     All,
     /// Some records are whole, or none, and the others are not there at all.
     Lost,
@@ -37,13 +36,13 @@ pub(super) enum Left {
 }
 
 impl Disk {
-    pub(super) fn append(&mut self, token: u64, records: impl IntoIterator<Item = Vec<u8>>) {
+    pub(crate) fn append(&mut self, token: u64, records: impl IntoIterator<Item = Vec<u8>>) {
         self.write(records);
         self.tokens.push((token, self.bytes.len()));
     }
 
     /// Nothing but how much is known to be durable.
-    pub(super) fn mark(&mut self) {
+    pub(crate) fn mark(&mut self) {
         self.write([Vec::new()]);
     }
 
@@ -58,21 +57,21 @@ impl Disk {
         }
     }
 
-    pub(super) fn is_synced(&self) -> bool {
+    pub(crate) fn is_synced(&self) -> bool {
         self.synced == self.bytes.len()
     }
 
     /// What is synced but not said to be so by anything that is: an idle journal writes that down, too.
-    pub(super) fn wants_marker(&self) -> bool {
+    pub(crate) fn wants_marker(&self) -> bool {
         self.is_synced() && self.known + HEADER < self.synced
     }
 
-    pub(super) fn sync(&mut self) {
+    pub(crate) fn sync(&mut self) {
         self.syncing = Some(self.bytes.len());
     }
 
     /// The last token that is durable now, and the bytes that are so newly.
-    pub(super) fn synced(&mut self) -> (Option<u64>, std::ops::Range<usize>) {
+    pub(crate) fn synced(&mut self) -> (Option<u64>, std::ops::Range<usize>) {
         let Some(upto) = self.syncing.take() else { return (None, 0..0) };
         let end = self.hole.unwrap_or(upto);
         let fresh = self.synced.min(end)..upto.min(end);
@@ -87,7 +86,7 @@ impl Disk {
 
     /// As systems do it ("Can Applications Recover from fsync Failures?", Rebello et al., ATC '20): pages that could not be
     /// written are taken to be clean, so the next sync passes over them, and succeeds.
-    pub(super) fn fail_sync(&mut self, random: &mut Random) {
+    pub(crate) fn fail_sync(&mut self, random: &mut Random) {
         let Some(upto) = self.syncing.take() else { return };
         let start = if random.coin() { self.synced } else { self.synced + random.index(upto - self.synced) };
         self.bytes[start..upto].fill(0);
@@ -95,13 +94,13 @@ impl Disk {
     }
 
     /// Records that lie in these bytes.
-    pub(super) fn records(&self, range: std::ops::Range<usize>) -> Vec<Bytes> {
+    pub(crate) fn records(&self, range: std::ops::Range<usize>) -> Vec<Bytes> {
         let record = |(start, end): (usize, usize)| Bytes::copy_from_slice(&self.bytes[start + HEADER..end]);
         frames(&self.bytes[..range.end], range.start).map(record).filter(|record| !record.is_empty()).collect()
     }
 
     /// Power is lost: of what was not synced, anything may be there, up to some byte, and something else behind it.
-    pub(super) fn crash(&mut self, random: &mut Random) -> Left {
+    pub(crate) fn crash(&mut self, random: &mut Random) -> Left {
         (self.syncing, _) = (None, self.tokens.clear());
         let (start, end) = (self.synced, self.bytes.len());
         if start == end {
@@ -129,7 +128,7 @@ impl Disk {
     }
 
     /// Damage in what a start can tell from a torn tail.
-    pub(super) fn flip(&mut self, random: &mut Random) -> bool {
+    pub(crate) fn flip(&mut self, random: &mut Random) -> bool {
         if self.known == 0 {
             return false;
         }
@@ -139,7 +138,7 @@ impl Disk {
     }
 
     /// What is there, after a crash: a torn tail is cut.
-    pub(super) fn open(&mut self) -> Result<Vec<Bytes>, Damaged> {
+    pub(crate) fn open(&mut self) -> Result<Vec<Bytes>, Damaged> {
         let mut records = Vec::new();
         let (mut end, mut known) = (0, 0);
         for (start, until) in frames(&self.bytes, 0) {

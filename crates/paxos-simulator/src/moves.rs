@@ -8,13 +8,13 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use paxos::{GroupId, Options};
+use simulator::Random;
 
-use super::checks::{Rule, Violation};
-use super::knobs::{Knobs, Mutation};
-use super::program::{Input, Order, Program};
-use super::seat::Core;
-use super::world::World;
-use crate::Random;
+use crate::checks::{Rule, Violation};
+use crate::knobs::{Knobs, Mutation};
+use crate::program::{Input, Order, Program};
+use crate::seat::Core;
+use crate::world::World;
 
 #[cfg(test)]
 mod tests;

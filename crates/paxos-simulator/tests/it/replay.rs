@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use simulator::groups::{Failure, Knobs, Mutation, catch, run_core};
+use paxos_simulator::{Failure, Knobs, Mutation, catch, run_core};
 
 #[test]
 fn the_command_that_a_failure_prints_shows_it_again() {
@@ -13,7 +13,7 @@ fn the_command_that_a_failure_prints_shows_it_again() {
         let told = Failure::of(&knobs, &run_core(&knobs, false)).unwrap().to_string();
         let begin = "replay: cargo xtask simulate --scenario paxos ";
         let words = told.lines().find_map(|line| line.strip_prefix(begin)).unwrap().split(' ');
-        let output = Command::new(env!("CARGO_BIN_EXE_groups")).args(words).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_paxos-simulator")).args(words).output().unwrap();
         let (trace, errors) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
         assert_eq!(output.status.code(), Some(1), "{errors}");
         assert!(errors.contains(&format!("{:?}: ", violation.rule)), "{errors}");

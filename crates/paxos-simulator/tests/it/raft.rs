@@ -7,17 +7,17 @@
 //!
 //! Not checked: that one is master at a time. Its leases count ticks, which a bound on clocks says nothing about, and a
 //! follower that restarts, or hears of a higher term, votes before they are over. So a leader says that it served until
-//! the beginning of time: clients and operators find it, and [`simulator::groups::Rule::OneMaster`] has nothing to see.
+//! the beginning of time: clients and operators find it, and [`paxos_simulator::Rule::OneMaster`] has nothing to see.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::marker::PhantomData;
 
 use bytes::Bytes;
 use paxos::{Ballot, GroupId, Instant, NodeId, Slot};
+use paxos_simulator::{Incident, Input, Knobs, OnDisk, Order, Out, Program, Seat, Told, View};
 use raft::eraftpb::{ConfChange, ConfChangeType, ConfState, Entry, EntryType, Message, MessageType, Snapshot};
 use raft::{Config, ProgressState, RawNode, SnapshotStatus, StateRole};
 use simulator::Random;
-use simulator::groups::{Incident, Input, Knobs, OnDisk, Order, Out, Program, Seat, Told, View};
 
 use crate::shelf::{FOUNDED, Part, Shelf, chain_of, decode, encode, parse, snapshot};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use paxos::{Ballot, GroupId, Instant, NodeId, Slot};
 
-use super::knobs::Knobs;
+use crate::knobs::Knobs;
 
 /// One node's program: no clock, chance or I/O of its own.
 pub trait Program: Sized {

@@ -12,7 +12,7 @@ use paxos::{
     ProposalId, Record, Shortened, Slot, Token, Value,
 };
 
-use super::program::{Incident, Input, OnDisk, Order, Ordered, Out, Program, Seat, Told, View};
+use crate::program::{Incident, Input, OnDisk, Order, Ordered, Out, Program, Seat, Told, View};
 
 pub struct Core {
     me: NodeId,
@@ -363,7 +363,7 @@ fn stands_for(entry: &paxos::Entry) -> u64 {
     mix(hash)
 }
 
-pub(super) fn hash_of(start: u64, bytes: &[u8]) -> u64 {
+pub(crate) fn hash_of(start: u64, bytes: &[u8]) -> u64 {
     bytes.chunks(8).fold(start, |hash, chunk| {
         let word = chunk.iter().fold(0, |word, byte| word << 8 | u64::from(*byte));
         mix(hash ^ word)
@@ -371,7 +371,7 @@ pub(super) fn hash_of(start: u64, bytes: &[u8]) -> u64 {
 }
 
 /// SplitMix64's last step.
-pub(super) fn mix(number: u64) -> u64 {
+pub(crate) fn mix(number: u64) -> u64 {
     let mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

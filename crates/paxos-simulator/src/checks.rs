@@ -6,7 +6,7 @@ use std::fmt;
 use bytes::Bytes;
 use paxos::{Ballot, Instant, Slot};
 
-use super::program::{Incident, OnDisk, Ordered, Program};
+use crate::program::{Incident, OnDisk, Ordered, Program};
 
 /// A promise that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -53,7 +53,7 @@ fn broken<T>(rule: Rule, story: String) -> Result<T, Violation> {
     Err(Violation { rule, story })
 }
 
-pub(super) struct Checks {
+pub(crate) struct Checks {
     /// Of each group: what was decided in each slot, and all up to there.
     decided: Vec<Vec<(u64, u64)>>,
     /// Of each node and group: up to where it told.
@@ -93,7 +93,7 @@ struct Shadow {
 }
 
 impl Checks {
-    pub(super) fn new(nodes: usize, groups: usize, is_clock_broken: bool) -> Self {
+    pub(crate) fn new(nodes: usize, groups: usize, is_clock_broken: bool) -> Self {
         Checks {
             decided: vec![Vec::new(); groups],
             told: vec![vec![Slot(0); groups]; nodes],
@@ -115,31 +115,31 @@ impl Checks {
         }
     }
 
-    pub(super) fn happened(&mut self, incident: Incident) {
+    pub(crate) fn happened(&mut self, incident: Incident) {
         self.incidents |= 1 << incident as u32;
     }
 
-    pub(super) fn incidents(&self) -> u64 {
+    pub(crate) fn incidents(&self) -> u64 {
         self.incidents
     }
 
     /// How many slots of the group are known to be decided.
-    pub(super) fn count(&self, group: usize) -> u64 {
+    pub(crate) fn count(&self, group: usize) -> u64 {
         self.decided[group].len() as u64
     }
 
-    pub(super) fn acknowledgements(&self) -> &[u64] {
+    pub(crate) fn acknowledgements(&self) -> &[u64] {
         &self.acknowledged
     }
 
     /// What was not synced may be on the disk all the same, and is read again with all else.
-    pub(super) fn starts(&mut self, node: usize) {
+    pub(crate) fn starts(&mut self, node: usize) {
         self.disks[node].fill(Shadow::default());
         self.changed.fill(Some(Slot(0)));
         self.told[node].fill(Slot(0));
     }
 
-    pub(super) fn decided(
+    pub(crate) fn decided(
         &mut self,
         node: usize,
         group: usize,
@@ -164,7 +164,7 @@ impl Checks {
         Ok(())
     }
 
-    pub(super) fn holds(&mut self, group: usize, slot: Slot, id: u64) -> Result<(), Violation> {
+    pub(crate) fn holds(&mut self, group: usize, slot: Slot, id: u64) -> Result<(), Violation> {
         if self.refused.contains(&id) {
             return broken(Rule::ToldTheTruth, format!("{id} was refused, and is decided in slot {slot}"));
         }
@@ -175,7 +175,7 @@ impl Checks {
         Ok(())
     }
 
-    pub(super) fn refused(&mut self, id: u64) -> Result<(), Violation> {
+    pub(crate) fn refused(&mut self, id: u64) -> Result<(), Violation> {
         if let Some((_, slot)) = self.held.get(&id) {
             return broken(Rule::ToldTheTruth, format!("{id} is refused, and was decided in slot {slot}"));
         }
@@ -183,7 +183,7 @@ impl Checks {
         Ok(())
     }
 
-    pub(super) fn installed(
+    pub(crate) fn installed(
         &mut self,
         node: usize,
         group: usize,
@@ -198,14 +198,14 @@ impl Checks {
         }
     }
 
-    pub(super) fn applied(&mut self, node: usize, group: usize, slot: Slot, state: u64) -> Result<(), Violation> {
+    pub(crate) fn applied(&mut self, node: usize, group: usize, slot: Slot, state: u64) -> Result<(), Violation> {
         if *self.states.entry((group, slot)).or_insert(state) != state {
             return broken(Rule::OneState, format!("n{} makes another state of all up to slot {slot}", node + 1));
         }
         Ok(())
     }
 
-    pub(super) fn vows(&mut self, node: usize, group: usize, ballot: Ballot) -> Result<(), Violation> {
+    pub(crate) fn vows(&mut self, node: usize, group: usize, ballot: Ballot) -> Result<(), Violation> {
         let vowed = &mut self.vowed[node][group];
         if ballot < *vowed {
             return broken(Rule::PromisesKept, format!("n{} vows {ballot} after {vowed}", node + 1));
@@ -215,7 +215,7 @@ impl Checks {
     }
 
     /// What a node that starts knows of its vows.
-    pub(super) fn remembers(&self, node: usize, group: usize, promised: Ballot) -> Result<(), Violation> {
+    pub(crate) fn remembers(&self, node: usize, group: usize, promised: Ballot) -> Result<(), Violation> {
         let vowed = self.vowed[node][group];
         if promised < vowed {
             return broken(Rule::PromisesKept, format!("n{} starts with {promised} and had vowed {vowed}", node + 1));
@@ -223,11 +223,11 @@ impl Checks {
         Ok(())
     }
 
-    pub(super) fn serves(&mut self, node: usize, group: usize, serves: Option<(Instant, u64)>) {
+    pub(crate) fn serves(&mut self, node: usize, group: usize, serves: Option<(Instant, u64)>) {
         self.serving[node][group] = serves;
     }
 
-    pub(super) fn one_serves(&self, group: usize, clock: impl Fn(usize) -> Instant) -> Result<(), Violation> {
+    pub(crate) fn one_serves(&self, group: usize, clock: impl Fn(usize) -> Instant) -> Result<(), Violation> {
         let mut serving = (0..self.serving.len())
             .filter_map(|node| self.serving[node][group].map(|(until, epoch)| (node, until, epoch)))
             .filter(|(node, until, _)| clock(*node) < *until);
@@ -242,35 +242,35 @@ impl Checks {
         Ok(())
     }
 
-    pub(super) fn mastered(&mut self, group: usize, epoch: u64) {
+    pub(crate) fn mastered(&mut self, group: usize, epoch: u64) {
         self.epochs[group] = epoch.max(self.epochs[group]);
     }
 
-    pub(super) fn token(&mut self, fence: Option<u64>, at: Slot) {
+    pub(crate) fn token(&mut self, fence: Option<u64>, at: Slot) {
         if at > self.token.1 {
             self.token = (fence, at);
         }
     }
 
-    pub(super) fn renewed(&mut self, node: usize, at: Slot) {
+    pub(crate) fn renewed(&mut self, node: usize, at: Slot) {
         self.renewed[node] = at.max(self.renewed[node]);
     }
 
     /// Of each node: where it was alive last.
-    pub(super) fn renewals(&self) -> &[Slot] {
+    pub(crate) fn renewals(&self) -> &[Slot] {
         &self.renewed
     }
 
-    pub(super) fn ordered(&mut self, node: usize, ordered: Vec<Ordered>) {
+    pub(crate) fn ordered(&mut self, node: usize, ordered: Vec<Ordered>) {
         self.ordered[node] = ordered;
     }
 
     /// Some node that has a part in a move.
-    pub(super) fn moving(&self) -> Option<usize> {
+    pub(crate) fn moving(&self) -> Option<usize> {
         self.ordered.iter().position(|ordered| !ordered.is_empty())
     }
 
-    pub(super) fn one_moves(&self, clock: impl Fn(usize) -> Instant) -> Result<(), Violation> {
+    pub(crate) fn one_moves(&self, clock: impl Fn(usize) -> Instant) -> Result<(), Violation> {
         let is_live = |node: usize, ordered: &Ordered| {
             clock(node) < ordered.until && self.epochs[ordered.group.0 as usize] <= ordered.epoch
         };
@@ -292,21 +292,21 @@ impl Checks {
     }
 
     /// Who served last, as far as anybody knows.
-    pub(super) fn server(&self, group: usize) -> Option<usize> {
+    pub(crate) fn server(&self, group: usize) -> Option<usize> {
         (0..self.serving.len())
             .filter(|node| self.serving[*node][group].is_some())
             .max_by_key(|node| self.serving[*node][group].map(|(_, epoch)| epoch))
     }
 
     /// Records that are durable now, all that are at once: what is cut and written again in one go was not lost.
-    pub(super) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
+    pub(crate) fn on_disk<P: Program>(&mut self, node: usize, records: &[Bytes]) -> Result<(), Violation> {
         for record in records {
             P::note(record, &mut |group, change| self.change(node, group.0 as usize, change));
         }
         self.stays_durable()
     }
 
-    pub(super) fn change(&mut self, node: usize, group: usize, change: OnDisk) {
+    pub(crate) fn change(&mut self, node: usize, group: usize, change: OnDisk) {
         let shadow = &mut self.disks[node][group];
         match change {
             OnDisk::Truncate { after } => {
@@ -327,7 +327,7 @@ impl Checks {
         }
     }
 
-    pub(super) fn acknowledged(
+    pub(crate) fn acknowledged(
         &mut self,
         group: usize,
         slot: Slot,
@@ -346,7 +346,7 @@ impl Checks {
     }
 
     /// What was acknowledged, and all before it, is where it was.
-    pub(super) fn stays_durable(&mut self) -> Result<(), Violation> {
+    pub(crate) fn stays_durable(&mut self) -> Result<(), Violation> {
         for group in 0..self.changed.len() {
             let Some(after) = self.changed[group].take() else { continue };
             let (last, members) = &self.firm[group];

@@ -5,32 +5,32 @@ use std::collections::{BTreeSet, BinaryHeap};
 use std::fmt::Write;
 
 use paxos::{GroupId, Instant, NodeId};
+use simulator::Random;
 
-use super::checks::{Checks, Violation};
-use super::clock::Clock;
-use super::disk::{Disk, Left};
-use super::knobs::{Fault, Knobs, Mutation};
-use super::program::{Incident, Input, Order, Out, Program, Seat, Told};
-use super::seat::mix;
-use crate::Random;
+use crate::checks::{Checks, Violation};
+use crate::clock::Clock;
+use crate::disk::{Disk, Left};
+use crate::knobs::{Fault, Knobs, Mutation};
+use crate::program::{Incident, Input, Order, Out, Program, Seat, Told};
+use crate::seat::mix;
 
 /// Nodes that are not there at first, and can take the place of those that lost their disk.
 const SPARES: usize = 3;
 
-pub(super) struct World<P: Program> {
-    pub(super) knobs: Knobs,
-    pub(super) random: Random,
+pub(crate) struct World<P: Program> {
+    pub(crate) knobs: Knobs,
+    pub(crate) random: Random,
     /// True microseconds.
-    pub(super) now: u64,
-    pub(super) steps: u64,
-    pub(super) nodes: Vec<Member<P>>,
+    pub(crate) now: u64,
+    pub(crate) steps: u64,
+    pub(crate) nodes: Vec<Member<P>>,
     /// Whether what this one sends does not reach that one.
-    pub(super) is_cut: Vec<Vec<bool>>,
-    pub(super) groups: Vec<GroupId>,
-    pub(super) checks: Checks,
-    pub(super) is_peaceful: bool,
+    pub(crate) is_cut: Vec<Vec<bool>>,
+    pub(crate) groups: Vec<GroupId>,
+    pub(crate) checks: Checks,
+    pub(crate) is_peaceful: bool,
     /// Clients ask for nothing.
-    pub(super) is_silent: bool,
+    pub(crate) is_silent: bool,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
     events: Vec<Option<Event<P::Message>>>,
     free: Vec<usize>,
@@ -38,41 +38,41 @@ pub(super) struct World<P: Program> {
     proposals: u64,
     founders: Vec<NodeId>,
     everyone: Vec<NodeId>,
-    pub(super) trace: u64,
+    pub(crate) trace: u64,
     /// Whose admission was ordered, which may come of it at any time.
-    pub(super) invited: BTreeSet<(GroupId, NodeId)>,
+    pub(crate) invited: BTreeSet<(GroupId, NodeId)>,
     /// Likewise, whose dismissal.
-    pub(super) dismissed: BTreeSet<(GroupId, NodeId)>,
+    pub(crate) dismissed: BTreeSet<(GroupId, NodeId)>,
     /// The trace as lines, if anybody wants to read it.
-    pub(super) lines: Option<Vec<String>>,
+    pub(crate) lines: Option<Vec<String>>,
 }
 
-pub(super) struct Member<P: Program> {
-    pub(super) id: NodeId,
+pub(crate) struct Member<P: Program> {
+    pub(crate) id: NodeId,
     /// `None` while it is down, or was never up.
-    pub(super) program: Option<P>,
+    pub(crate) program: Option<P>,
     /// How often it was started; what was meant for an earlier life is nobody's.
-    pub(super) life: u32,
+    pub(crate) life: u32,
     disk: Disk,
     clock: Clock,
-    pub(super) is_paused: bool,
+    pub(crate) is_paused: bool,
     waiting: Vec<Event<P::Message>>,
     out: Out<P::Message>,
-    pub(super) is_damaged: bool,
+    pub(crate) is_damaged: bool,
     /// It will find that it is, when it starts.
-    pub(super) is_doomed: bool,
+    pub(crate) is_doomed: bool,
     /// A sync of it has failed, so it has to be started anew.
-    pub(super) has_failed: bool,
+    pub(crate) has_failed: bool,
 }
 
 impl<P: Program> Member<P> {
-    pub(super) fn was_up(&self) -> bool {
+    pub(crate) fn was_up(&self) -> bool {
         self.life > 0
     }
 }
 
 #[derive(Clone, Debug)]
-pub(super) enum Event<M> {
+pub(crate) enum Event<M> {
     Deliver { from: usize, to: usize, message: M },
     Synced { node: usize, life: u32, fails: bool },
     Tick { node: usize, life: u32 },
@@ -86,7 +86,7 @@ pub(super) enum Event<M> {
 }
 
 impl<P: Program> World<P> {
-    pub(super) fn new(knobs: Knobs, is_read: bool) -> Self {
+    pub(crate) fn new(knobs: Knobs, is_read: bool) -> Self {
         let mut random = Random::new(mix(knobs.seed));
         let count = knobs.nodes as usize + SPARES;
         let everyone: Vec<_> = (1..).map(NodeId).take(count).collect();
@@ -139,7 +139,7 @@ impl<P: Program> World<P> {
     }
 
     /// Until so many more events have been, or this true time has come; not beyond it.
-    pub(super) fn run(&mut self, steps: u64, until: u64) -> Result<(), Violation> {
+    pub(crate) fn run(&mut self, steps: u64, until: u64) -> Result<(), Violation> {
         let last = self.steps + steps;
         while self.steps < last && self.now < until {
             match self.queue.peek() {
@@ -216,7 +216,7 @@ impl<P: Program> World<P> {
         Ok(())
     }
 
-    pub(super) fn schedule(&mut self, after: u64, event: Event<P::Message>) {
+    pub(crate) fn schedule(&mut self, after: u64, event: Event<P::Message>) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.events.push(None);
             self.events.len() - 1
@@ -226,24 +226,24 @@ impl<P: Program> World<P> {
         self.queue.push(Reverse((self.now + after, self.sequence, index)));
     }
 
-    pub(super) fn restart_later(&mut self, node: usize, after: u64) {
+    pub(crate) fn restart_later(&mut self, node: usize, after: u64) {
         self.schedule(after, Event::Restart { node });
     }
 
-    pub(super) fn index(&self, id: NodeId) -> usize {
+    pub(crate) fn index(&self, id: NodeId) -> usize {
         id.0 as usize - 1
     }
 
     /// What the node takes for the time.
-    pub(super) fn clock(&self, node: usize) -> Instant {
+    pub(crate) fn clock(&self, node: usize) -> Instant {
         Instant(self.nodes[node].clock.read(self.now))
     }
 
-    pub(super) fn is_up(&self, node: usize) -> bool {
+    pub(crate) fn is_up(&self, node: usize) -> bool {
         self.nodes[node].program.is_some()
     }
 
-    pub(super) fn start(&mut self, node: usize) -> Result<(), Violation> {
+    pub(crate) fn start(&mut self, node: usize) -> Result<(), Violation> {
         if self.is_up(node) || self.nodes[node].is_damaged {
             return Ok(());
         }
@@ -276,7 +276,7 @@ impl<P: Program> World<P> {
         self.collect(node)
     }
 
-    pub(super) fn feed(&mut self, node: usize, input: Input<P::Message>) -> Result<(), Violation> {
+    pub(crate) fn feed(&mut self, node: usize, input: Input<P::Message>) -> Result<(), Violation> {
         let now = self.clock(node);
         let wall = self.nodes[node].clock.wall;
         if self.lines.is_some() {
@@ -467,7 +467,7 @@ impl<P: Program> World<P> {
         }
     }
 
-    pub(super) fn crash(&mut self, node: usize) -> Result<(), Violation> {
+    pub(crate) fn crash(&mut self, node: usize) -> Result<(), Violation> {
         let member = &mut self.nodes[node];
         if member.program.take().is_none() {
             return Ok(());
@@ -486,20 +486,20 @@ impl<P: Program> World<P> {
         self.look(node)
     }
 
-    pub(super) fn flip(&mut self, node: usize) -> bool {
+    pub(crate) fn flip(&mut self, node: usize) -> bool {
         let is_flipped = self.nodes[node].disk.flip(&mut self.random);
         self.nodes[node].is_doomed |= is_flipped;
         self.note(node, || "a bit of its disk flips".to_owned());
         is_flipped
     }
 
-    pub(super) fn pause(&mut self, node: usize, time: u64) {
+    pub(crate) fn pause(&mut self, node: usize, time: u64) {
         self.nodes[node].is_paused = true;
         self.note(node, || format!("stands still for {time}"));
         self.schedule(time, Event::Resume { node });
     }
 
-    pub(super) fn resume(&mut self, node: usize) -> Result<(), Violation> {
+    pub(crate) fn resume(&mut self, node: usize) -> Result<(), Violation> {
         if !std::mem::take(&mut self.nodes[node].is_paused) {
             return Ok(());
         }
@@ -511,7 +511,7 @@ impl<P: Program> World<P> {
     }
 
     /// A new rate, within the bound or, if clocks are broken, beyond it.
-    pub(super) fn set_rate(&mut self, node: usize) {
+    pub(crate) fn set_rate(&mut self, node: usize) {
         let now = self.now;
         let bound = i64::from(self.knobs.drift_ppm) * if self.knobs.is_clock_broken { 20 } else { 1 };
         if bound == 0 || !self.knobs.has(Fault::Drift) {
@@ -524,7 +524,7 @@ impl<P: Program> World<P> {
         self.checks.happened(Incident::ClockDrift);
     }
 
-    pub(super) fn jump_wall(&mut self, node: usize) {
+    pub(crate) fn jump_wall(&mut self, node: usize) {
         let jump = self.random.below(2_000_000);
         self.nodes[node].clock.wall = i64::try_from(jump).expect("it is small") - 1_000_000;
     }
@@ -541,7 +541,7 @@ impl<P: Program> World<P> {
         self.feed(node, Input::Propose(group, self.proposals))
     }
 
-    pub(super) fn order(&mut self, node: usize, group: GroupId, order: Order) -> Result<(), Violation> {
+    pub(crate) fn order(&mut self, node: usize, group: GroupId, order: Order) -> Result<(), Violation> {
         if self.nodes[node].is_paused {
             return Ok(());
         }
@@ -554,7 +554,7 @@ impl<P: Program> World<P> {
         self.feed(node, Input::Order(group, order))
     }
 
-    pub(super) fn note(&mut self, node: usize, what: impl FnOnce() -> String) {
+    pub(crate) fn note(&mut self, node: usize, what: impl FnOnce() -> String) {
         if let Some(lines) = &mut self.lines {
             let mut line = format!("{:>9} {:>5} n{} ", self.now, self.steps, node + 1);
             let _ = write!(line, "{}", what());

@@ -2,11 +2,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use paxos::Slot;
+use simulator::Random;
 
-use super::checks::Checks;
-use super::disk::{Disk, Left};
-use super::{Coverage, Failure, Incident, Knobs, Mutation, OnDisk, Rule, catch, run_core, run_pieces};
-use crate::Random;
+use crate::checks::Checks;
+use crate::disk::{Disk, Left};
+use crate::{Coverage, Failure, Incident, Knobs, Mutation, OnDisk, Rule, catch, run_core, run_pieces};
 
 /// Panics on purpose are violations here.
 fn quietly<T>(test: impl FnOnce() -> T) -> T {
@@ -207,7 +207,7 @@ fn what_was_acknowledged_has_to_stay_on_a_quorums_disks() {
     }
     write(&mut checks, 0, &[11, 12]);
     write(&mut checks, 1, &[11]);
-    let rule = |result: Result<(), super::Violation>| result.map_err(|violation| violation.rule);
+    let rule = |result: Result<(), crate::Violation>| result.map_err(|violation| violation.rule);
     assert_eq!(rule(checks.acknowledged(0, Slot(2), 2, members())), Err(Rule::AcknowledgedIsDurable));
     write(&mut checks, 1, &[12, 13]);
     assert_eq!(checks.acknowledged(0, Slot(2), 2, members()), Ok(()));

@@ -8,13 +8,14 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::checks::{Rule, Violation};
-use super::knobs::{Fault, Knobs};
-use super::program::{Incident, Program};
-use super::seat::{Core, hash_of};
-use super::world::World;
-use super::{Mutation, run_core};
-use crate::executor::panic_message;
+use simulator::panic_message;
+
+use crate::checks::{Rule, Violation};
+use crate::knobs::{Fault, Knobs};
+use crate::program::{Incident, Program};
+use crate::seat::{Core, hash_of};
+use crate::world::World;
+use crate::{Mutation, run_core};
 
 /// What a run came to.
 #[derive(Clone, Debug)]

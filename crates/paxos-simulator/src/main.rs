@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Parser;
-use simulator::groups::{Coverage, Failure, Fault, Knobs, Mutation, catch, moves_table, run_core, run_pieces};
+use paxos_simulator::{Coverage, Failure, Fault, Knobs, Mutation, catch, moves_table, run_core, run_pieces};
 
 /// Of a run of fewer, nobody can say that it came across everything.
 const SEEDS_THAT_COVER: u64 = 1_000;
