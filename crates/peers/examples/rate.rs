@@ -1,19 +1,15 @@
-//! How many asks a second go through over loopback, and how long one takes, beside a bare hyper echo in the same run.
+//! How many requests a second go through over loopback, and how long one takes, beside a bare hyper echo in the same run.
 //!
-//! `cargo run --profile dist -p peers --example rate`. The asking and the answering side share this machine's cores; the echo has neither
-//! proofs nor forms, and sends the create's bytes as they are.
+//! `cargo run --profile dist -p peers --example rate`. Both sides share this machine's cores; the echo has no proofs.
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::retry::RetryPolicy;
-use domain::{HttpTarget, ScheduleId, Spec, Target, TenantId, Timestamp, When};
 use futures_util::future::{BoxFuture, join_all};
 use hdrhistogram::Histogram;
 use http::{Request, Response};
@@ -24,13 +20,12 @@ use hyper_util::rt::TokioIo;
 use membership::{Member, MemberId};
 use peers::{ClusterSecret, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::Runtime;
-use scheduler::peers::Named;
-use scheduler::{Ask, CreateRefusal, Peers, Reply};
+use scheduler::Peers;
 use tokio::net::TcpListener;
 
 const TIME: Duration = Duration::from_secs(3);
 
-/// One ask, to its end.
+/// One request, until its response.
 type Once = Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>;
 
 #[tokio::main]
@@ -39,11 +34,11 @@ async fn main() {
     let to = answering(&runtime).await;
     let echo = echo(&runtime).await;
     let peers = Arc::new(HttpPeers::new(&runtime, ClusterSecret::new(&[7; 32]), "rate", PeersOptions::default()));
-    let ask = |ask: Ask| -> Once {
-        let (peers, to) = (peers.clone(), to.clone());
+    let proved = |bytes: usize| -> Once {
+        let (peers, to, body) = (peers.clone(), to.clone(), Bytes::from(vec![b'x'; bytes]));
         Arc::new(move || {
-            let asked = peers.ask(&to, ask.clone());
-            Box::pin(async move { drop(asked.await.unwrap()) })
+            let requesting = peers.request(&to, "operation", body.clone());
+            Box::pin(async move { drop(requesting.await.unwrap()) })
         })
     };
     let client = Client::builder(Executor(runtime.clone())).build_http::<Full<Bytes>>();
@@ -58,9 +53,9 @@ async fn main() {
     println!("| what | tasks | a second | mean | p50 | p99 |\n|---|---|---|---|---|---|");
     for tasks in [1, 16, 64] {
         measure(&runtime, "bare echo, 3 bytes", tasks, &bare(3)).await;
-        measure(&runtime, "nudge", tasks, &ask(Ask::Nudge)).await;
+        measure(&runtime, "request, 3 bytes", tasks, &proved(3)).await;
         measure(&runtime, "bare echo, 1 KB", tasks, &bare(1_150)).await;
-        measure(&runtime, "create of 1 KB", tasks, &ask(Ask::Create(vec![named()]))).await;
+        measure(&runtime, "request, 1 KB", tasks, &proved(1_150)).await;
     }
 }
 
@@ -105,14 +100,7 @@ async fn answering(runtime: &Runtime) -> Member {
         owns: true,
         build: String::new(),
     };
-    let handler: peers::Handler = Arc::new(|ask| {
-        Box::pin(async move {
-            match ask {
-                Ask::Create(all) => Reply::Created(vec![Err(CreateRefusal::Exists); all.len()]),
-                _ => Reply::Heard,
-            }
-        })
-    });
+    let handler: peers::Handler = Arc::new(|_, _| Box::pin(async { Ok(Bytes::from_static(b"abc")) }));
     let secret = ClusterSecret::new(&[7; 32]);
     let stop = std::future::pending::<()>();
     drop(runtime.spawn("listener", listener.serve_until(secret, Arc::new(|_| true), handler, stop)));
@@ -145,26 +133,5 @@ struct Executor(Runtime);
 impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Executor {
     fn execute(&self, future: F) {
         drop(self.0.spawn("connection", future));
-    }
-}
-
-fn named() -> Named {
-    let target = HttpTarget {
-        url: "https://example.org/hook".to_owned(),
-        method: "POST".to_owned(),
-        headers: Vec::new(),
-        timeout: Duration::from_secs(10),
-    };
-    Named {
-        tenant: TenantId(1),
-        id: ScheduleId::new("order-17").unwrap(),
-        incarnation: None,
-        spec: Spec {
-            when: When::At(Timestamp::from_millis(1_800_000_000_123)),
-            target: Target::Http(target),
-            payload: Bytes::from(vec![b'x'; 1_024]),
-            labels: BTreeMap::new(),
-            retry: RetryPolicy::default(),
-        },
     }
 }

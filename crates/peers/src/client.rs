@@ -16,17 +16,13 @@ use hyper_util::client::legacy::Client as Pool;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioTimer;
 use membership::Member;
-use prometheus_client::registry::Registry;
 use runtime::Runtime;
-use scheduler::peers::Named;
-use scheduler::{Ask, CreateRefusal, PeerError, Peers, Reply};
+use scheduler::{PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::sync::Semaphore;
 
-use crate::kind::Kind;
-use crate::metrics::Asked;
 use crate::proof::{self, Head, PATH, Sender};
 use crate::secret::{ClusterSecret, sha256};
-use crate::{ASK_BYTES_MAX, Executor, HEAD_BYTES_MAX, REPLY_BYTES_MAX, wire};
+use crate::{Executor, HEAD_BYTES_MAX};
 
 /// How much of a refusal's reason is told.
 const REASON_CHARS_MAX: usize = 300;
@@ -82,29 +78,23 @@ impl HttpPeers {
             from: Sender::new(name),
             pool,
             slots: Mutex::new(HashMap::new()),
-            asked: Asked::default(),
             options,
         };
         HttpPeers { client: Arc::new(client) }
     }
-
-    /// Adds what is counted here to `registry`.
-    pub fn register(&self, registry: &mut Registry) {
-        self.client.asked.register(registry);
-    }
 }
 
 impl Peers for HttpPeers {
-    fn ask(&self, to: &Member, ask: Ask) -> BoxFuture<'static, Result<Reply, PeerError>> {
+    fn request(
+        &self,
+        to: &Member,
+        operation: &'static str,
+        request: Bytes,
+    ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let (client, to) = (self.client.clone(), to.clone());
         Box::pin(async move {
-            let kind = Kind::of(&ask);
-            let answer = match ask {
-                Ask::Create(all) => client.create(&to, all).await,
-                ask => client.exchange(&to, kind, wire::encode_ask(&ask)).await,
-            };
-            client.asked.count(kind, answer.as_ref().ok());
-            answer.map_err(|reason| PeerError::Unreachable { member: to.name, reason })
+            let response = client.exchange(&to, operation, request).await;
+            response.map_err(|reason| PeerError::Unreachable { member: to.name, reason })
         })
     }
 }
@@ -116,7 +106,6 @@ struct Client {
     pool: Pool<HttpConnector, Full<Bytes>>,
     /// By address; those that nobody holds are forgotten when another is made.
     slots: Mutex<HashMap<String, Weak<Semaphore>>>,
-    asked: Asked,
     options: PeersOptions,
 }
 
@@ -124,61 +113,25 @@ struct Client {
 type Reason = String;
 
 impl Client {
-    /// A create that is too long for one request goes in several, one after the other.
-    ///
-    /// If a later one gets no answer, it is not known what became of its schedules; of the earlier ones it is.
-    async fn create(&self, to: &Member, all: Vec<Named>) -> Result<Reply, Reason> {
-        let count = all.len();
-        let mut answers = Vec::with_capacity(count);
-        // The next part is the last.
-        let mut left = vec![all];
-        while let Some(mut part) = left.pop() {
-            let len = part.len();
-            let ask = Ask::Create(part);
-            let body = wire::encode_ask(&ask);
-            if body.len() > ASK_BYTES_MAX && len > 1 {
-                let Ask::Create(taken) = ask else { unreachable!("it was made three lines above") };
-                part = taken;
-                let rest = part.split_off(len / 2);
-                left.extend([rest, part]);
-                continue;
-            }
-            match self.exchange(to, Kind::of(&ask), body).await {
-                Ok(Reply::Created(some)) => answers.extend(some),
-                first if answers.is_empty() => return first,
-                other => {
-                    tracing::debug!(member = to.name, ?other, "part of a create was not answered");
-                    answers.resize(count, Err(CreateRefusal::Unreachable));
-                    break;
-                }
-            }
-        }
-        Ok(Reply::Created(answers))
-    }
-
-    async fn exchange(&self, to: &Member, kind: Kind, body: Vec<u8>) -> Result<Reply, Reason> {
-        if body.len() > ASK_BYTES_MAX {
-            return Err(format!("the ask has {} bytes, at most {ASK_BYTES_MAX} are sent", body.len()));
+    async fn exchange(&self, to: &Member, operation: &str, body: Bytes) -> Result<Bytes, Reason> {
+        if body.len() > REQUEST_BYTES_MAX {
+            return Err(format!("the ask has {} bytes, at most {REQUEST_BYTES_MAX} are sent", body.len()));
         }
         let uri = uri(&to.address)?;
         let sending = Box::pin(async {
             let slots = self.slots(&to.address);
             let _slot = slots.acquire().await.expect("the semaphore is never closed");
-            self.send(to, uri, body.into()).await
+            self.send(to, uri, operation, body).await
         });
-        let reply = self
-            .runtime
+        self.runtime
             .timeout(self.options.request_timeout, sending)
             .await
-            .unwrap_or_else(|| Err(format!("no answer within {:?}", self.options.request_timeout)))?;
-        if kind.is_answered_by(&reply) {
-            return Ok(reply);
-        }
-        Err("it answers something else than was asked".to_owned())
+            .unwrap_or_else(|| Err(format!("no answer within {:?}", self.options.request_timeout)))
     }
 
-    async fn send(&self, to: &Member, uri: Uri, body: Bytes) -> Result<Reply, Reason> {
+    async fn send(&self, to: &Member, uri: Uri, operation: &str, body: Bytes) -> Result<Bytes, Reason> {
         let head = Head {
+            operation: operation.to_owned(),
             from: self.from.clone(),
             to: to.id,
             nonce: self.runtime.random_u128(),
@@ -194,13 +147,13 @@ impl Client {
     }
 
     /// Believes nothing that the secret does not vouch for.
-    async fn read(&self, nonce: u128, response: Response<Incoming>) -> Result<Reply, Reason> {
+    async fn read(&self, nonce: u128, response: Response<Incoming>) -> Result<Bytes, Reason> {
         let (head, body) = response.into_parts();
         let status = head.status;
         let Some(mac) = proof::answer_mac(&head.headers) else { return Err(unproved(status)) };
-        let body = Limited::new(body, REPLY_BYTES_MAX).collect().await.map_err(|error| {
+        let body = Limited::new(body, RESPONSE_BYTES_MAX).collect().await.map_err(|error| {
             if error.is::<LengthLimitError>() {
-                return format!("its answer has more than {REPLY_BYTES_MAX} bytes");
+                return format!("its answer has more than {RESPONSE_BYTES_MAX} bytes");
             }
             describe(&*error)
         })?;
@@ -211,7 +164,7 @@ impl Client {
         if status != StatusCode::OK {
             return Err(format!("it refuses ({}): {}", status.as_u16(), shortened(&body)));
         }
-        wire::decode_reply(&body).map_err(|error| format!("its answer cannot be read: {error}"))
+        Ok(body)
     }
 
     fn slots(&self, address: &str) -> Arc<Semaphore> {

@@ -6,11 +6,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
 use membership::MemberId;
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
-use scheduler::{Ask, Reply};
+use scheduler::InvalidRequest;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -25,8 +26,8 @@ const BACKLOG: u32 = 1_024;
 /// The pause after a failed accept: most causes (no file handles left) do not go away at once.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Does what a peer asks: `Scheduler::answer`. What it was given goes on if the peer does not wait for the answer.
-pub type Handler = Arc<dyn Fn(Ask) -> BoxFuture<'static, Reply> + Send + Sync>;
+/// Handles a request for an operation: `Scheduler::handle`. It continues if the peer does not wait for the response.
+pub type Handler = Arc<dyn Fn(String, Bytes) -> BoxFuture<'static, Result<Bytes, InvalidRequest>> + Send + Sync>;
 
 /// Whether this member's present session has this id: requests for any other are not answered.
 pub type IsMe = Arc<dyn Fn(MemberId) -> bool + Send + Sync>;
@@ -37,7 +38,7 @@ pub struct ListenerOptions {
     /// Further ones wait in the kernel. Default 1,024.
     pub connections_max: usize,
     /// Asks being read or answered at once; further ones wait, for `read_timeout` at most. Default 256. Each may hold
-    /// [`crate::ASK_BYTES_MAX`] bytes of its body, and about twice as much while it is decoded.
+    /// [`scheduler::REQUEST_BYTES_MAX`] bytes of its body, and about twice as much while it is decoded.
     pub asks_max: usize,
     /// From the head of an ask to the end of its body; and for a new connection to send its first head. Default 5 s.
     pub read_timeout: Duration,

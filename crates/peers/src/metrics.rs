@@ -1,39 +1,10 @@
-//! What is counted: asks that were made, and requests that were refused.
+//! The counter of requests that other members sent here.
 
 use http::StatusCode;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
-use scheduler::Reply;
-
-use crate::kind::Kind;
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
-struct AskLabels {
-    ask: &'static str,
-    outcome: &'static str,
-}
-
-#[derive(Default)]
-pub(crate) struct Asked(Family<AskLabels, Counter>);
-
-impl Asked {
-    pub(crate) fn register(&self, registry: &mut Registry) {
-        registry.register("reveille_peer_asks", "Asks of other members, by what became of them", self.0.clone());
-    }
-
-    /// `None`: there was no answer.
-    pub(crate) fn count(&self, kind: Kind, reply: Option<&Reply>) {
-        let outcome = match reply {
-            None => "unreachable",
-            Some(Reply::NotOwned) => "not_owned",
-            Some(Reply::Failed(_)) => "failed",
-            Some(_) => "answered",
-        };
-        self.0.get_or_create(&AskLabels { ask: kind.name(), outcome }).inc();
-    }
-}
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, EncodeLabelSet)]
 struct StatusLabels {

@@ -1,6 +1,6 @@
 //! What a request and its answer carry to show that their senders know the cluster's secret.
 //!
-//! A request's MAC is over its method and path, who sends it, whom it is for, a nonce, the sender's clock, and the
+//! A request's MAC is over its method and path, its operation, who sends it, whom it is for, a nonce, the sender's clock, and the
 //! hash of its body. The hash travels in the head, so that the head can be judged before a byte of the body is read.
 //! An answer's MAC is over the request's nonce, the status and the hash of the answer's body: so it answers this
 //! request and no other. The two begin with different words, and none can pass for the other.
@@ -12,8 +12,9 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::secret::{ClusterSecret, Hash, hex, parse_hash};
 
-pub(crate) const PATH: &str = "/peer/v1/ask";
+pub(crate) const PATH: &str = "/peer/v2/request";
 
+const OPERATION: HeaderName = HeaderName::from_static("reveille-peer-operation");
 const FROM: HeaderName = HeaderName::from_static("reveille-peer-from");
 const TO: HeaderName = HeaderName::from_static("reveille-peer-to");
 const NONCE: HeaderName = HeaderName::from_static("reveille-peer-nonce");
@@ -43,6 +44,7 @@ impl Sender {
 /// All of a request that its MAC is over, but for what is the same in all.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Head {
+    pub(crate) operation: String,
     pub(crate) from: Sender,
     pub(crate) to: MemberId,
     pub(crate) nonce: u128,
@@ -54,14 +56,15 @@ pub(crate) struct Head {
 impl Head {
     /// No part can hold the line's end that separates them.
     fn text(&self) -> String {
-        let Head { from, to, nonce, sent_at, body } = self;
+        let Head { operation, from, to, nonce, sent_at, body } = self;
         let (from, sent_at, body) = (from.as_str(), sent_at.as_millis(), hex(body));
-        format!("reveille-peer-1 ask\nPOST\n{PATH}\n{from}\n{to}\n{nonce:032x}\n{sent_at}\n{body}")
+        format!("reveille-peer-2 request\nPOST\n{PATH}\n{operation}\n{from}\n{to}\n{nonce:032x}\n{sent_at}\n{body}")
     }
 
     /// The headers that say all this, and prove it.
     pub(crate) fn write(&self, secret: &ClusterSecret, headers: &mut HeaderMap) {
         let texts = [
+            (OPERATION, self.operation.clone()),
             (FROM, self.from.as_str().to_owned()),
             (TO, self.to.to_string()),
             (NONCE, format!("{:032x}", self.nonce)),
@@ -70,7 +73,7 @@ impl Head {
             (PROOF, hex(&secret.mac(&self.text()))),
         ];
         for (name, text) in texts {
-            headers.insert(name, HeaderValue::from_str(&text).expect("letters, digits and percent signs"));
+            headers.insert(name, HeaderValue::from_str(&text).expect("letters, digits, percent signs and underscores"));
         }
     }
 
@@ -78,6 +81,7 @@ impl Head {
     pub(crate) fn read(headers: &HeaderMap) -> Option<Claimed> {
         let text = |name: HeaderName| headers.get(name)?.to_str().ok();
         let head = Head {
+            operation: text(OPERATION)?.to_owned(),
             from: Sender::parse(text(FROM)?)?,
             to: MemberId(parse_u128(text(TO)?)?),
             nonce: parse_u128(text(NONCE)?)?,
@@ -107,7 +111,7 @@ fn parse_u128(text: &str) -> Option<u128> {
 }
 
 fn answer_text(nonce: u128, status: StatusCode, body: &Hash) -> String {
-    format!("reveille-peer-1 answer\n{nonce:032x}\n{}\n{}", status.as_u16(), hex(body))
+    format!("reveille-peer-2 answer\n{nonce:032x}\n{}\n{}", status.as_u16(), hex(body))
 }
 
 pub(crate) fn prove_answer(

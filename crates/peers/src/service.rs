@@ -14,7 +14,7 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use runtime::Runtime;
-use scheduler::{Ask, Reply};
+use scheduler::{InvalidRequest, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -23,7 +23,6 @@ use crate::metrics::Answered;
 use crate::nonces::{Nonces, Noted};
 use crate::proof::{self, Head, PATH};
 use crate::secret::{ClusterSecret, sha256};
-use crate::{ASK_BYTES_MAX, REPLY_BYTES_MAX, wire};
 
 /// Of lines that somebody outside the cluster can cause, one is logged in this time.
 const WARNING_PERIOD: Duration = Duration::from_secs(5);
@@ -72,7 +71,7 @@ impl Service {
             Err(status) => return (self.response(status, Bytes::new()), false),
         };
         let (status, body): (_, Bytes) = match self.reply(&head, request).await {
-            Ok(reply) => (StatusCode::OK, reply.into()),
+            Ok(reply) => (StatusCode::OK, reply),
             Err(Refused { status, reason }) => {
                 tracing::debug!(from = head.from.as_str(), status = status.as_u16(), reason, "an ask is refused");
                 (status, reason.into())
@@ -114,19 +113,22 @@ impl Service {
         })
     }
 
-    async fn reply(self: &Arc<Self>, head: &Head, request: Request<Incoming>) -> Result<Vec<u8>, Refused> {
+    async fn reply(self: &Arc<Self>, head: &Head, request: Request<Incoming>) -> Result<Bytes, Refused> {
         self.check(head)?;
         let permit = self.permit(request.headers().get(header::CONTENT_LENGTH)).await?;
         let body = self.body(request).await?;
         if sha256(&body) != head.body {
             return Err(refused(StatusCode::BAD_REQUEST, "the body is not the one that was sent"));
         }
-        let ask = wire::decode_ask(&body)
-            .map_err(|error| refused(StatusCode::BAD_REQUEST, format!("the ask cannot be read: {error}")))?;
-        drop(body);
-        let reply = wire::encode_reply(&self.handle(ask, permit).await?);
-        if reply.len() > REPLY_BYTES_MAX {
-            let reason = format!("it was done, but its reply has {} bytes, over {REPLY_BYTES_MAX}", reply.len());
+        let reply = self.handle(head.operation.clone(), body, permit).await?.map_err(|error| {
+            let status = match error {
+                InvalidRequest::UnknownOperation => StatusCode::NOT_FOUND,
+                InvalidRequest::Malformed(_) => StatusCode::BAD_REQUEST,
+            };
+            refused(status, error.to_string())
+        })?;
+        if reply.len() > RESPONSE_BYTES_MAX {
+            let reason = format!("it was done, but its reply has {} bytes, over {RESPONSE_BYTES_MAX}", reply.len());
             return Err(refused(StatusCode::INTERNAL_SERVER_ERROR, reason));
         }
         Ok(reply)
@@ -165,7 +167,7 @@ impl Service {
 
     async fn permit(&self, content_length: Option<&http::HeaderValue>) -> Result<OwnedSemaphorePermit, Refused> {
         let length = content_length.and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
-        if length.is_some_and(|length| length > ASK_BYTES_MAX as u64) {
+        if length.is_some_and(|length| length > REQUEST_BYTES_MAX as u64) {
             return Err(too_large());
         }
         let permit = self.parts.asks.clone().acquire_owned();
@@ -176,7 +178,7 @@ impl Service {
     }
 
     async fn body(&self, request: Request<Incoming>) -> Result<Bytes, Refused> {
-        let body = Limited::new(request.into_body(), ASK_BYTES_MAX).collect();
+        let body = Limited::new(request.into_body(), REQUEST_BYTES_MAX).collect();
         match self.parts.runtime.timeout(self.parts.options.read_timeout, body).await {
             Some(Ok(body)) => Ok(body.to_bytes()),
             Some(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
@@ -186,14 +188,19 @@ impl Service {
     }
 
     /// In a task of its own: what was begun is not dropped half-way because its asker went away.
-    async fn handle(self: &Arc<Self>, ask: Ask, permit: OwnedSemaphorePermit) -> Result<Reply, Refused> {
+    async fn handle(
+        self: &Arc<Self>,
+        operation: String,
+        body: Bytes,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<Result<Bytes, InvalidRequest>, Refused> {
         let (tell, told) = oneshot::channel();
         let service = self.clone();
         // Its permit is what the listener waits for at the end.
         drop(self.parts.runtime.spawn("peer ask", async move {
             let _permit = permit;
-            let handled =
-                service.parts.runtime.timeout(service.parts.options.answer_timeout, (service.parts.handler)(ask));
+            let handling = (service.parts.handler)(operation, body);
+            let handled = service.parts.runtime.timeout(service.parts.options.answer_timeout, handling);
             if let Some(reply) = service.parts.kill.run_until_cancelled(handled).await {
                 let _nobody_waits = tell.send(reply);
             }
@@ -218,7 +225,7 @@ impl Service {
 }
 
 fn too_large() -> Refused {
-    refused(StatusCode::PAYLOAD_TOO_LARGE, format!("an ask has at most {ASK_BYTES_MAX} bytes"))
+    refused(StatusCode::PAYLOAD_TOO_LARGE, format!("an ask has at most {REQUEST_BYTES_MAX} bytes"))
 }
 
 fn clocks_differ(sent_at: Timestamp, now: Timestamp, limit: Duration) -> String {

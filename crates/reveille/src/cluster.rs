@@ -166,7 +166,6 @@ pub(crate) async fn join(
     let peers = HttpPeers::new(runtime, secret, &profile.name, PeersOptions::default());
     store.register(&mut registry);
     listener.register(&mut registry);
-    peers.register(&mut registry);
     let peering = Peering {
         ownership: meeting.ownership,
         peers: Arc::new(peers),

@@ -210,9 +210,9 @@ fn first_egress(address: IpAddr) -> Egress {
 async fn answer_peers(listener: Listener, secret: ClusterSecret, scheduler: Scheduler, stop: CancellationToken) {
     let asked = scheduler.clone();
     let is_me: peers::IsMe = Arc::new(move |id| asked.is_member(id));
-    let handler: peers::Handler = Arc::new(move |ask| {
+    let handler: peers::Handler = Arc::new(move |operation, request| {
         let scheduler = scheduler.clone();
-        Box::pin(async move { scheduler.answer(ask).await })
+        Box::pin(async move { scheduler.handle(&operation, &request).await })
     });
     listener.serve_until(secret, is_me, handler, async move { stop.cancelled().await }).await;
 }

@@ -17,34 +17,11 @@ use tokio::sync::{MutexGuard, RwLockReadGuard};
 use crate::cluster::shards::NotOwned;
 use crate::creator::{confirm_placement, unconfirmed};
 use crate::firing::messages::ToOwner;
-use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
+use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing, Undone};
 use crate::shared::Shared;
 
 /// Two requests for one chosen id meet at one of these locks.
 const NAME_LOCKS: usize = 1_024;
-
-/// Why something was not done here.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Undone {
-    /// Nothing was done.
-    NotOwned,
-    /// Nothing was done: it is not as whoever asked has seen it.
-    Changed,
-    /// It may have been done.
-    Failed(StoreError),
-}
-
-impl From<NotOwned> for Undone {
-    fn from(_: NotOwned) -> Self {
-        Undone::NotOwned
-    }
-}
-
-impl From<StoreError> for Undone {
-    fn from(error: StoreError) -> Self {
-        Undone::Failed(error)
-    }
-}
 
 pub(crate) struct Changes {
     shared: Arc<Shared>,
@@ -57,11 +34,14 @@ impl Changes {
     }
 
     /// One answer per request, in order; several requests of one call share its commits. Chosen ids are of shards that
-    /// are owned here; where they lie is told beside the schedules, for those that were made.
+    /// are owned here.
     pub(crate) async fn create(
         &self,
         requests: Vec<Create>,
     ) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, Undone> {
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
         let now = self.shared.runtime.now();
         let _names = self.lock_names(&requests).await;
         let named = requests.iter().filter_map(|request| Some(home(request, request.id.as_ref()?)));
@@ -127,36 +107,38 @@ impl Changes {
         if let Some(existing) = existing.filter(|existing| existing.status != Status::Cancelled) {
             Arc::make_mut(&mut insert.schedule).poller = existing.poller;
         }
-        self.write_put(insert, now, Change::Put).await
+        let answer = self.write_put(insert, now, Change::Put).await?;
+        Ok(answer.expect("a put without a precondition finds what it requires"))
     }
 
-    /// As [`Changes::put`], if what has the id is as it was `seen`.
+    /// As [`Changes::put`], if what has the id is as it was `seen`; `None` if it is not.
     pub(crate) async fn put_if(
         &self,
         request: Create,
         seen: Option<Seen>,
         timing: Timing,
-    ) -> Result<Result<PutAnswer, CreateRefusal>, Undone> {
+    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, Undone> {
         let now = self.shared.runtime.now();
         let name = (request.tenant.id, request.id.clone().expect("a schedule is put under a name"));
         let _names = self.lock_names(std::slice::from_ref(&request)).await;
         let existing = self.shared.store.get(vec![name]).await?.pop().flatten();
         // The store compares again, in the step that changes it: this one only saves it the trouble.
         if existing.as_deref().map(Schedule::seen) != seen {
-            return Err(Undone::Changed);
+            return Ok(None);
         }
         match self.plan_over(request, existing.as_deref(), timing, now) {
             Some(insert) => self.write_put(insert, now, |insert| Change::PutIf { insert, seen }).await,
-            None => Ok(Err(CreateRefusal::NeverFires)),
+            None => Ok(Some(Err(CreateRefusal::NeverFires))),
         }
     }
 
+    /// `None` if the precondition of `change` is not met.
     async fn write_put(
         &self,
         mut insert: Insert,
         now: Timestamp,
         change: impl FnOnce(Insert) -> Change,
-    ) -> Result<Result<PutAnswer, CreateRefusal>, Undone> {
+    ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, Undone> {
         let poller = insert.schedule.poller;
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
         insert.due.position = self.open_position(poller, insert.due.position).await?;
@@ -171,9 +153,10 @@ impl Changes {
                 self.shared.metrics.created.inc();
                 let created = before.is_none_or(|before| before == Status::Cancelled);
                 let too_late = !created && self.shared.in_flight.contains(schedule.incarnation);
-                Ok(Ok(PutAnswer { schedule, created, too_late }))
+                Ok(Some(Ok(PutAnswer { schedule, created, too_late })))
             }
             Ok(Written::Done) => panic!("a put is answered with what it made"),
+            Err(WriteRefusal::Changed) => Ok(None),
             Err(refusal) => Err(refused(refusal)),
         }
     }
@@ -195,11 +178,12 @@ impl Changes {
         Ok(self.cancelled(incarnation))
     }
 
-    /// If the schedule is still of this edition.
-    pub(crate) async fn cancel_if(&self, poller: PollerId, edition: Edition) -> Result<CancelAnswer, Undone> {
+    /// If the schedule is still of this edition; `None` if it is not.
+    pub(crate) async fn cancel_if(&self, poller: PollerId, edition: Edition) -> Result<Option<CancelAnswer>, Undone> {
         let _shard = self.enter(BTreeSet::from([poller.shard()])).await?;
         match self.write(poller, Change::CancelIf(edition)).await? {
-            Ok(_) => Ok(self.cancelled(edition.incarnation)),
+            Ok(_) => Ok(Some(self.cancelled(edition.incarnation))),
+            Err(WriteRefusal::Changed) => Ok(None),
             Err(refusal) => Err(refused(refusal)),
         }
     }
@@ -263,7 +247,7 @@ impl Changes {
     }
 
     /// As [`Changes::plan`], for the place of `existing`: what is there when that is put.
-    pub(crate) fn plan_over(
+    fn plan_over(
         &self,
         request: Create,
         existing: Option<&Schedule>,
@@ -281,6 +265,18 @@ impl Changes {
             }
         }
         insert
+    }
+
+    /// As [`crate::Scheduler::would_put`].
+    pub(crate) fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
+        let insert = self.plan_over(request, existing, timing, self.shared.runtime.now())?;
+        let mut schedule = Arc::unwrap_or_clone(insert.schedule);
+        if let Some(live) = existing.filter(|existing| existing.status != Status::Cancelled) {
+            schedule.incarnation = live.incarnation;
+            schedule.revision.0 = live.revision.0 + 1;
+            schedule.created_at = live.created_at;
+        }
+        Some(schedule)
     }
 
     async fn write(&self, poller: PollerId, change: Change) -> Result<Result<Written, WriteRefusal>, Undone> {
@@ -383,7 +379,8 @@ pub(crate) fn home(request: &Create, id: &ScheduleId) -> PollerId {
 fn refused(refusal: WriteRefusal) -> Undone {
     match refusal {
         WriteRefusal::Superseded => Undone::NotOwned,
-        WriteRefusal::Changed => Undone::Changed,
-        WriteRefusal::NotFound | WriteRefusal::Resolved => Undone::Failed(StoreError::Unavailable(refusal.to_string())),
+        WriteRefusal::Changed | WriteRefusal::NotFound | WriteRefusal::Resolved => {
+            Undone::Failed(StoreError::Unavailable(refusal.to_string()))
+        }
     }
 }

@@ -1,9 +1,13 @@
 //! This member among the others: which shards it owns, and how requests reach the owner of a shard.
 
 pub(crate) mod assignment;
+pub(crate) mod client;
+pub(crate) mod event_handler;
 pub(crate) mod events;
 pub(crate) mod forwarding;
 pub(crate) mod lease;
+pub mod operations;
 pub(crate) mod ownership;
-pub mod peers;
+pub(crate) mod peers;
+pub(crate) mod serving;
 pub(crate) mod shards;

@@ -21,10 +21,11 @@ mod shared;
 mod tenants;
 
 pub use cluster::assignment::Peering;
-pub use cluster::peers::{self, Ask, PeerError, Peers, Reply};
+pub use cluster::operations;
+pub use cluster::peers::{InvalidRequest, PeerError, Peers, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 pub use deliver::{Deliver, Delivered, Delivery};
 pub use options::Options;
 pub use prometheus_client::registry::Registry;
-pub use requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
+pub use requests::{AttemptOutcome, CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing, Undone};
 pub use service::Scheduler;
 pub use tenants::Tenants;

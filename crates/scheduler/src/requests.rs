@@ -1,8 +1,10 @@
-//! Requests for changes of schedules, and their answers.
+//! Requests for changes of schedules, their answers, and the owner-only part of both.
 
 use std::sync::Arc;
 
-use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Spec, Tenant, Timestamp};
+use domain::occurrence::Run;
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, Spec, Tenant, Timestamp};
+use store::StoreError;
 
 /// A request for a new schedule; its spec has been checked.
 #[derive(Clone, Debug)]
@@ -65,4 +67,37 @@ pub enum RedriveAnswer {
     /// It is not a dead letter, or it was redriven before.
     NotDead,
     Redriven(Occurrence),
+}
+
+/// The outcome of an attempt that an earlier owner had in flight, for the present owner; as [`store::Change::Run`].
+#[derive(Clone, PartialEq, Debug)]
+pub struct AttemptOutcome {
+    pub poller: PollerId,
+    pub run: Run,
+    pub then: Option<DueKey>,
+    pub ends: bool,
+}
+
+/// Why the owner of a shard has no answer to an owner-only request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Undone {
+    /// The shard is not, or not yet, owned here; nothing was done.
+    NotOwned,
+    /// The request may have been done.
+    Failed(StoreError),
+}
+
+impl From<StoreError> for Undone {
+    fn from(error: StoreError) -> Self {
+        Undone::Failed(error)
+    }
+}
+
+impl From<Undone> for StoreError {
+    fn from(undone: Undone) -> Self {
+        match undone {
+            Undone::NotOwned => StoreError::Unavailable("no member owns the shard now".to_owned()),
+            Undone::Failed(error) => error,
+        }
+    }
 }

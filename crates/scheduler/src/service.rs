@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use bytes::Bytes;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{Incarnation, Occurrence, Schedule, ScheduleId, Seen, ShardId, TenantId};
@@ -10,18 +11,19 @@ use prometheus_client::registry::Registry;
 use runtime::{Runtime, TaskSet};
 use store::listing::{self, Listing};
 use store::{Health, Store, StoreError};
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::changes::Changes;
 use crate::cluster::assignment::{Cluster, Peering};
-use crate::cluster::events;
-use crate::cluster::forwarding::Forwarder;
+use crate::cluster::client::PeerClient;
+use crate::cluster::event_handler::handle_events;
+use crate::cluster::forwarding::Forwarding;
 use crate::cluster::lease::Lease;
 use crate::cluster::ownership::take;
-use crate::cluster::peers::{Ask, Reply};
+use crate::cluster::peers::InvalidRequest;
+use crate::cluster::serving::Serving;
 use crate::deliver::Deliver;
-use crate::firing::messages::{Event, Gained};
+use crate::firing::messages::Gained;
 use crate::firing::supervisor::supervise;
 use crate::options::Options;
 use crate::requests::{CancelAnswer, Create, CreateRefusal, PutAnswer, RedriveAnswer, Timing};
@@ -32,7 +34,10 @@ use crate::tenants::Tenants;
 #[derive(Clone)]
 pub struct Scheduler {
     shared: Arc<Shared>,
-    forwarder: Arc<Forwarder>,
+    changes: Arc<Changes>,
+    forwarding: Arc<Forwarding>,
+    /// `None` for a process that shares its store with no other.
+    cluster: Option<Arc<Cluster>>,
     registry: Arc<Registry>,
     running: Arc<Running>,
 }
@@ -79,12 +84,11 @@ impl Scheduler {
         options: Options,
         registry: Registry,
     ) -> Result<Self, StoreError> {
-        let (shared, registry, events) =
-            Shared::new(runtime, store, deliver, options, Lease::forever(), registry).await?;
+        let (shared, registry) = Shared::new(runtime, store, deliver, options, Lease::forever(), registry).await?;
         let all: Vec<ShardId> = (0..SHARDS).map(ShardId).collect();
         let taken = take(&shared, &all).await?;
         shared.moved("gained", all.len());
-        Ok(Scheduler::run(shared, registry, events, taken, None))
+        Ok(Scheduler::run(shared, registry, taken, None))
     }
 
     /// Joins the members of a cluster, and fires what is due in its share of the shards.
@@ -98,37 +102,32 @@ impl Scheduler {
         options: Options,
         mut peering: Peering,
     ) -> Result<Self, StoreError> {
-        let registry = std::mem::take(&mut peering.registry);
-        let (shared, mut registry, events) =
-            Shared::new(runtime, store, deliver, options, Lease::none(), registry).await?;
+        let mut registry = std::mem::take(&mut peering.registry);
+        let peers = PeerClient::new(peering.peers.clone(), &mut registry);
+        let (shared, mut registry) = Shared::new(runtime, store, deliver, options, Lease::none(), registry).await?;
         shared.metrics.register_of_cluster(&mut registry);
-        Ok(Scheduler::run(shared, registry, events, Gained::default(), Some(peering)))
+        Ok(Scheduler::run(shared, registry, Gained::default(), Some((peers, peering))))
     }
 
-    fn run(
-        shared: Arc<Shared>,
-        registry: Registry,
-        reported: mpsc::UnboundedReceiver<Event>,
-        taken: Gained,
-        peering: Option<Peering>,
-    ) -> Self {
+    fn run(shared: Arc<Shared>, registry: Registry, taken: Gained, peering: Option<(PeerClient, Peering)>) -> Self {
         let runtime = shared.runtime.clone();
         let owner = Stoppable::new(&runtime, |tasks, stop| {
             tasks.spawn("owner", supervise(shared.clone(), taken, stop));
         });
         let mut cluster = None;
         let assignment = Stoppable::new(&runtime, |tasks, stop| {
-            cluster = peering.map(|peering| Arc::new(Cluster::join(&shared, tasks, peering)));
+            cluster = peering.map(|(peers, peering)| Arc::new(Cluster::join(&shared, tasks, peers, peering)));
             if let Some(cluster) = cluster.clone() {
                 tasks.spawn("assignment", async move { cluster.keep(stop).await });
             }
         });
-        let forwarder = Arc::new(Forwarder::new(shared.clone(), Changes::new(shared.clone()), cluster));
+        let changes = Arc::new(Changes::new(shared.clone()));
+        let forwarding = Arc::new(Forwarding::new(shared.clone(), changes.clone(), cluster.clone()));
         let events = Stoppable::new(&runtime, |tasks, stop| {
-            tasks.spawn("events", events::hear(shared.clone(), forwarder.clone(), reported, stop));
+            tasks.spawn("events", handle_events(shared.clone(), forwarding.clone(), stop));
         });
         let running = Arc::new(Running { assignment, owner, events });
-        Scheduler { shared, forwarder, registry: Arc::new(registry), running }
+        Scheduler { shared, changes, forwarding, cluster, registry: Arc::new(registry), running }
     }
 
     /// Hands the shards over, stops starting attempts, waits for those in flight up to [`Options::drain`], and ends.
@@ -143,18 +142,25 @@ impl Scheduler {
     /// two do.
     #[must_use]
     pub fn leads(&self) -> bool {
-        self.forwarder.leads()
+        self.cluster.as_ref().is_none_or(|cluster| cluster.leads())
     }
 
-    /// What another member asks of this one.
-    pub async fn answer(&self, ask: Ask) -> Reply {
-        self.forwarder.answer(ask).await
+    /// Handles a request of another member, as [`Peers::request`](crate::Peers::request) carries it, and returns the
+    /// response.
+    ///
+    /// # Errors
+    /// If this build does not know the operation or cannot read the request; then nothing was done.
+    pub async fn handle(&self, operation: &str, request: &[u8]) -> Result<Bytes, InvalidRequest> {
+        let Some(cluster) = &self.cluster else { return Err(InvalidRequest::UnknownOperation) };
+        let (shared, changes) = (self.shared.clone(), self.changes.clone());
+        Serving { shared, changes, cluster: cluster.clone() }.handle(operation, request).await
     }
 
     /// Whether this member's present session has this id.
     #[must_use]
     pub fn is_member(&self, id: MemberId) -> bool {
-        self.forwarder.is_member(id)
+        let lease = self.cluster.as_ref().and_then(|cluster| cluster.membership.lease());
+        lease.is_some_and(|lease| lease.member() == id)
     }
 
     /// The tenants of this service, with their keys, audit logs and counts.
@@ -190,7 +196,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails; then it is not known which of them exist.
     pub async fn create(&self, requests: Vec<Create>) -> Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError> {
-        self.forwarder.create(requests).await
+        self.forwarding.create(requests).await
     }
 
     /// Makes the schedule, or replaces the one of its id.
@@ -201,7 +207,7 @@ impl Scheduler {
     /// # Panics
     /// If the request names no id.
     pub async fn put(&self, request: Create) -> Result<Result<PutAnswer, CreateRefusal>, StoreError> {
-        self.forwarder.put(request).await
+        self.forwarding.put(request).await
     }
 
     /// As [`Scheduler::put`], but only if what has the id is, in the step that changes it, as it was `seen`; for `None`,
@@ -218,13 +224,13 @@ impl Scheduler {
         seen: Option<Seen>,
         timing: Timing,
     ) -> Result<Option<Result<PutAnswer, CreateRefusal>>, StoreError> {
-        self.forwarder.put_if(request, seen, timing).await
+        self.forwarding.put_if(request, seen, timing).await
     }
 
     /// What [`Scheduler::put_if`] would make, with `existing` under the id; `None` if it would have no occurrence.
     #[must_use]
     pub fn would_put(&self, request: Create, existing: Option<&Schedule>, timing: Timing) -> Option<Schedule> {
-        self.forwarder.would_put(request, existing, timing)
+        self.changes.would_put(request, existing, timing)
     }
 
     /// Confirms the placement of a schedule that exists, so that it fires: its creator may have died before it did so.
@@ -235,7 +241,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails.
     pub async fn confirm(&self, found: Incarnation) -> Result<(), StoreError> {
-        self.forwarder.confirm(found).await
+        self.changes.confirm(found).await
     }
 
     /// # Errors
@@ -255,7 +261,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails; the schedule may then be cancelled or not, and if its mark is durable, will be.
     pub async fn cancel(&self, tenant: TenantId, id: ScheduleId) -> Result<CancelAnswer, StoreError> {
-        self.forwarder.cancel(tenant, id).await
+        self.forwarding.cancel(tenant, id).await
     }
 
     /// As [`Scheduler::cancel`], but only if it is still of the edition that was `found`; `None`, without effect, if not. Its
@@ -264,7 +270,7 @@ impl Scheduler {
     /// # Errors
     /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
     pub async fn cancel_if(&self, found: &Schedule) -> Result<Option<CancelAnswer>, StoreError> {
-        self.forwarder.cancel_if(found).await
+        self.forwarding.cancel_if(found).await
     }
 
     /// A schedule's runs in order, from the first after `after`; `None` if there is no such schedule.
@@ -309,6 +315,6 @@ impl Scheduler {
     /// # Errors
     /// If the store fails, or the owner cannot be reached; then it is not known whether it took effect.
     pub async fn redrive(&self, tenant: TenantId, of: Occurrence) -> Result<RedriveAnswer, StoreError> {
-        self.forwarder.redrive(tenant, of).await
+        self.forwarding.redrive(tenant, of).await
     }
 }

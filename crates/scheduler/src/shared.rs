@@ -9,11 +9,12 @@ use runtime::Runtime;
 use store::{Cursor, Store, StoreError};
 use tokio::sync::{Notify, RwLockReadGuard, mpsc};
 
+use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
 use crate::cluster::shards::{NotOwned, Shards};
 use crate::deliver::Deliver;
 use crate::firing::in_flight::InFlight;
-use crate::firing::messages::{Event, ToOwner, ToWriter};
+use crate::firing::messages::{ToOwner, ToWriter};
 use crate::known_tenants::KnownTenants;
 use crate::metrics::{Change, Metrics};
 use crate::options::Options;
@@ -35,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) cancellations: tokio::sync::Mutex<Cursor>,
     /// The ways to the present owner and its outcome writer.
     pub(crate) owner: Mutex<Option<OwnerHandle>>,
-    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) events: Arc<Events>,
 }
 
 #[derive(Clone)]
@@ -56,11 +57,11 @@ impl Shared {
         options: Options,
         lease: Lease,
         mut registry: Registry,
-    ) -> Result<(Arc<Self>, Registry, mpsc::UnboundedReceiver<Event>), StoreError> {
+    ) -> Result<(Arc<Self>, Registry), StoreError> {
         let tenants = Arc::new(KnownTenants::default());
         tenants.replace(store.tenants().await?);
         let metrics = Arc::new(Metrics::new(&mut registry, runtime.clone()));
-        let (events, reported) = mpsc::unbounded_channel();
+        let events = Arc::new(Events::new(options.in_flight_max));
         let shared = Shared {
             runtime: runtime.clone(),
             store,
@@ -77,7 +78,7 @@ impl Shared {
             owner: Mutex::new(None),
             events,
         };
-        Ok((Arc::new(shared), registry, reported))
+        Ok((Arc::new(shared), registry))
     }
 
     /// Whether the shard is this member's now, by its own clock.
@@ -105,14 +106,14 @@ impl Shared {
         let others: BTreeSet<ShardId> =
             shards.into_iter().filter(|shard| self.shards.shard_term(*shard).is_none()).collect();
         if !others.is_empty() {
-            let _nobody_listens_at_the_end = self.events.send(Event::Near(others));
+            self.events.report_near(others);
         }
     }
 
     /// A write under `term` was refused, because another has taken the shard since. It is let go of, and so can be taken
     /// again if it is to be this member's.
     pub(crate) fn superseded(&self, shard: ShardId, term: Term) {
-        let _nobody_listens_at_the_end = self.events.send(Event::Superseded(shard, term));
+        self.events.report_superseded(shard, term);
     }
 
     /// To the present owner; `false` if there is none: the next one reads what it needs from the store.

@@ -96,9 +96,9 @@ const RULES: &[Rule] = &[
     rule("store-embedded", &["domain", "runtime", "journal", "store", "stored"], &["simulator"]),
     rule("store-postgres", &["domain", "runtime", "store", "stored", "postgres-client"], &["test-servers"]),
     rule("postgres-client", &["runtime"], &["test-servers"]),
-    rule("scheduler", &["domain", "runtime", "store", "membership"], &["simulator"]),
+    rule("scheduler", &["domain", "runtime", "store", "stored", "membership"], &["simulator"]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
-    rule("peers", &["domain", "runtime", "store", "membership", "scheduler"], &[]),
+    rule("peers", &["domain", "runtime", "membership", "scheduler"], &["stored"]),
     rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
     // In other people's programs: nothing of the service but its wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),

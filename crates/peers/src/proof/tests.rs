@@ -3,6 +3,7 @@ use crate::secret::sha256;
 
 fn head() -> Head {
     Head {
+        operation: "let_go".to_owned(),
         from: Sender::new("Müller's host\n2"),
         to: MemberId(7),
         nonce: 9,
@@ -31,6 +32,7 @@ fn a_head_is_read_and_proved_as_it_was_written() {
 #[test]
 fn every_header_counts() {
     let others = [
+        (OPERATION, "put".to_owned()),
         (FROM, Sender::new("other").as_str().to_owned()),
         (TO, format!("{:032x}", 8)),
         (NONCE, format!("{:032x}", 10)),

@@ -5,13 +5,12 @@ use std::time::Duration;
 use membership::Member;
 use peers::{HttpPeers, ListenerOptions, PeersOptions};
 use runtime::Runtime;
-use scheduler::{Ask, Peers, Reply};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
 use crate::support::{
-    Answering, Setup, answer_once, asking, fitting, hurried, intercepted, member, read_message, reason, secret,
-    sent_raw_bytes,
+    Answering, Setup, answer_once, asking, echo, hurried, intercepted, member, nudge, nudged, read_message, reason,
+    secret, sent_raw_bytes,
 };
 
 #[tokio::test]
@@ -19,10 +18,10 @@ async fn a_member_that_takes_the_ask_and_hangs_is_unreachable_in_time() {
     let hanging = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = member(hanging.local_addr().unwrap());
     let peers = hurried(Duration::from_millis(500));
-    let (mut stream, asked) = tokio::join!(async { hanging.accept().await.unwrap().0 }, peers.ask(&to, Ask::Nudge));
+    let (mut stream, asked) = tokio::join!(async { hanging.accept().await.unwrap().0 }, nudge(&peers, &to));
     assert_eq!(reason(asked), "no answer within 500ms");
     // And the connection is given up: all that comes is the ask, and then its end.
-    assert!(read_message(&mut stream).await.starts_with(b"POST /peer/v1/ask HTTP/1.1\r\n"));
+    assert!(read_message(&mut stream).await.starts_with(b"POST /peer/v2/request HTTP/1.1\r\n"));
     assert!(read_message(&mut stream).await.is_empty());
 }
 
@@ -42,14 +41,14 @@ async fn a_member_that_breaks_off_is_unreachable_at_once() {
     ];
     for (answer, expected) in cases {
         let peers = asking();
-        let (_request, asked) = tokio::join!(answer_once(&breaking, answer.as_bytes()), peers.ask(&to, Ask::Nudge));
+        let (_request, asked) = tokio::join!(answer_once(&breaking, answer.as_bytes()), nudge(&peers, &to));
         assert_eq!(reason(asked), expected, "{answer:.60}");
     }
 }
 
 #[tokio::test]
 async fn an_answer_that_trickles_in_comes_whole_or_too_late() {
-    let answering = Answering::fitting().await;
+    let answering = Answering::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(answering.address) };
     let trickle = |pause: Duration| {
@@ -68,31 +67,30 @@ async fn an_answer_that_trickles_in_comes_whole_or_too_late() {
         }
     };
     let (patient, impatient) = (asking(), hurried(Duration::from_millis(100)));
-    let (asked, ()) = tokio::join!(patient.ask(&to, Ask::Nudge), trickle(Duration::from_micros(100)));
-    assert_eq!(asked, Ok(Reply::Heard));
-    let (asked, ()) = tokio::join!(impatient.ask(&to, Ask::Nudge), trickle(Duration::from_millis(5)));
+    let (asked, ()) = tokio::join!(nudge(&patient, &to), trickle(Duration::from_micros(100)));
+    assert_eq!(asked, nudged());
+    let (asked, ()) = tokio::join!(nudge(&impatient, &to), trickle(Duration::from_millis(5)));
     assert_eq!(reason(asked), "no answer within 100ms");
 }
 
 #[tokio::test]
 async fn a_member_that_goes_away_and_comes_back_is_asked_again() {
     let peers = asking();
-    let answering = Answering::fitting().await;
+    let answering = Answering::echoing().await;
     let address = answering.address;
     let to = member(address);
-    assert_eq!(peers.ask(&to, Ask::Nudge).await, Ok(Reply::Heard));
+    assert_eq!(nudge(&peers, &to).await, nudged());
     answering.stop.cancel();
     answering.ended().await;
-    assert_eq!(reason(peers.ask(&to, Ask::Nudge).await), "connection refused");
-    let back =
-        Answering::start(Setup { address, ..Setup::default() }, |ask| Box::pin(async move { fitting(&ask) })).await;
-    assert_eq!(peers.ask(&to, Ask::Nudge).await, Ok(Reply::Heard));
+    assert_eq!(reason(nudge(&peers, &to).await), "connection refused");
+    let back = Answering::start(Setup { address, ..Setup::default() }, echo).await;
+    assert_eq!(nudge(&peers, &to).await, nudged());
     assert_eq!(back.asked(), 1);
 }
 
 #[tokio::test]
 async fn a_kept_connection_that_was_closed_meanwhile_costs_no_ask() {
-    let answering = Answering::fitting().await;
+    let answering = Answering::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(answering.address) };
     let peers = asking();
@@ -106,7 +104,7 @@ async fn a_kept_connection_that_was_closed_meanwhile_costs_no_ask() {
     };
     let asks = async {
         for _ in 0..20 {
-            assert_eq!(peers.ask(&to, Ask::Nudge).await, Ok(Reply::Heard));
+            assert_eq!(nudge(&peers, &to).await, nudged());
         }
     };
     tokio::select! { biased; () = carry => {} () = asks => {} }
@@ -116,10 +114,9 @@ async fn a_kept_connection_that_was_closed_meanwhile_costs_no_ask() {
 #[tokio::test]
 async fn a_connection_on_which_nothing_more_is_asked_is_closed() {
     let options = ListenerOptions { idle_timeout: Duration::from_millis(50), ..ListenerOptions::default() };
-    let answering =
-        Answering::start(Setup { options, ..Setup::default() }, |ask| Box::pin(async move { fitting(&ask) }));
+    let answering = Answering::start(Setup { options, ..Setup::default() }, echo);
     let answering = answering.await;
-    let request = intercepted(&asking(), &member(answering.address), Ask::Nudge).await;
+    let request = intercepted(&asking(), &member(answering.address)).await;
     let mut stream = tokio::net::TcpStream::connect(answering.address).await.unwrap();
     stream.write_all(&request).await.unwrap();
     assert!(read_message(&mut stream).await.starts_with(b"HTTP/1.1 200 OK"));
@@ -128,13 +125,13 @@ async fn a_connection_on_which_nothing_more_is_asked_is_closed() {
 
 #[tokio::test]
 async fn asks_one_after_the_other_share_a_connection() {
-    let answering = Answering::fitting().await;
+    let answering = Answering::echoing().await;
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = Member { address: between.local_addr().unwrap().to_string(), ..member(answering.address) };
     let peers = asking();
     let asks = async {
         for _ in 0..10 {
-            assert_eq!(peers.ask(&to, Ask::Nudge).await, Ok(Reply::Heard));
+            assert_eq!(nudge(&peers, &to).await, nudged());
         }
     };
     let carry = async {
@@ -150,7 +147,7 @@ async fn asks_one_after_the_other_share_a_connection() {
 async fn an_address_that_is_none_is_said_so() {
     for address in ["", "nowhere", "a b:1", "user@127.0.0.1:1", "127.0.0.1:1/path", "http://127.0.0.1:1"] {
         let to = Member { address: address.to_owned(), ..member("127.0.0.1:1".parse().unwrap()) };
-        assert_eq!(reason(asking().ask(&to, Ask::Nudge).await), "its address for peers is not host:port", "{address}");
+        assert_eq!(reason(nudge(&asking(), &to).await), "its address for peers is not host:port", "{address}");
     }
 }
 
@@ -168,5 +165,5 @@ async fn a_member_that_takes_no_connection_is_given_up_in_time() {
     }
     let options = PeersOptions { connect_timeout: Duration::from_millis(100), ..PeersOptions::default() };
     let peers = HttpPeers::new(&Runtime::real(), secret(), "the one who asks", options);
-    assert_eq!(reason(peers.ask(&member(address), Ask::Nudge).await), "it does not take a connection in time");
+    assert_eq!(reason(nudge(&peers, &member(address)).await), "it does not take a connection in time");
 }

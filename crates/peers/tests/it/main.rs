@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-mod asks;
 mod failures;
+mod requests;
 mod support;
 mod trust;

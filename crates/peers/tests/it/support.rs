@@ -1,22 +1,17 @@
 //! A member that answers, one that asks, and a network in between that a test can listen on.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use domain::retry::RetryPolicy;
-use domain::{
-    HttpTarget, Incarnation, PollerId, Revision, Schedule, ScheduleId, Spec, Status, Target, TenantId, Timestamp, When,
-};
+use domain::Timestamp;
 use futures_util::future::BoxFuture;
 use membership::{Member, MemberId};
 use peers::{ClusterSecret, Handler, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Disk, Monotonic, Place, Runtime, TaskHandle, World};
-use scheduler::peers::Named;
-use scheduler::{Ask, PeerError, Peers, Reply};
+use scheduler::{InvalidRequest, PeerError, Peers};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -41,7 +36,7 @@ pub(crate) fn member(address: SocketAddr) -> Member {
 pub(crate) struct Answering {
     pub(crate) address: SocketAddr,
     pub(crate) stop: CancellationToken,
-    /// Asks that came to the handler.
+    /// Requests that came to the handler.
     pub(crate) asked: Arc<AtomicUsize>,
     ended: BoxFuture<'static, runtime::TaskEnd>,
 }
@@ -63,16 +58,16 @@ impl Default for Setup {
 impl Answering {
     pub(crate) async fn start(
         setup: Setup,
-        handler: impl Fn(Ask) -> BoxFuture<'static, Reply> + Send + Sync + 'static,
+        handler: impl Fn(String, Bytes) -> Handling + Send + Sync + 'static,
     ) -> Self {
         let listener = Listener::bind(&setup.runtime, setup.address, setup.options).await.unwrap();
         let address = listener.local_addr();
         let me = member(address).id;
         let (stop, asked) = (CancellationToken::new(), Arc::new(AtomicUsize::new(0)));
         let count = asked.clone();
-        let handler: Handler = Arc::new(move |ask| {
+        let handler: Handler = Arc::new(move |operation, request| {
             count.fetch_add(1, Ordering::SeqCst);
-            handler(ask)
+            handler(operation, request)
         });
         let secret = ClusterSecret::new(&setup.secret);
         let serving =
@@ -81,9 +76,9 @@ impl Answering {
         Answering { address, stop, asked, ended }
     }
 
-    /// Answers every ask as [`fitting`] does.
-    pub(crate) async fn fitting() -> Self {
-        Self::start(Setup::default(), |ask| Box::pin(async move { fitting(&ask) })).await
+    /// Answers every request as [`echo`] does.
+    pub(crate) async fn echoing() -> Self {
+        Self::start(Setup::default(), echo).await
     }
 
     pub(crate) fn asked(&self) -> usize {
@@ -111,62 +106,39 @@ pub(crate) fn hurried(request_timeout: Duration) -> HttpPeers {
     HttpPeers::new(&Runtime::real(), secret(), "the one who asks", options)
 }
 
-pub(crate) fn reason(answer: Result<Reply, PeerError>) -> String {
+pub(crate) fn reason(answer: Result<Bytes, PeerError>) -> String {
     match answer {
         Err(PeerError::Unreachable { member, reason }) => {
             assert_eq!(member, "the one asked");
             reason
         }
-        Ok(reply) => panic!("it was answered: {reply:?}"),
+        Ok(response) => panic!("it was answered: {response:?}"),
     }
 }
 
-pub(crate) fn named(number: usize, payload_bytes: usize) -> Named {
-    let target = HttpTarget {
-        url: "https://example.org/hook".to_owned(),
-        method: "POST".to_owned(),
-        headers: vec![("x-a".to_owned(), "b".into())],
-        timeout: Duration::from_secs(10),
-    };
-    Named {
-        tenant: TenantId(1),
-        id: ScheduleId::new(&format!("order-{number}")).unwrap(),
-        incarnation: None,
-        spec: Spec {
-            when: When::At(Timestamp::from_millis(1_800_000_000_123)),
-            target: Target::Http(target),
-            payload: Bytes::from(vec![b'x'; payload_bytes]),
-            labels: BTreeMap::from([("team".to_owned(), "blue".to_owned())]),
-            retry: RetryPolicy::default(),
-        },
-    }
+/// The operation of most tests.
+pub(crate) const NUDGE: &str = "nudge";
+
+/// Requests [`NUDGE`] with a body of three bytes.
+pub(crate) fn nudge(peers: &HttpPeers, to: &Member) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+    peers.request(to, NUDGE, Bytes::from_static(b"now"))
 }
 
-pub(crate) fn schedule(named: &Named) -> Arc<Schedule> {
-    let Named { tenant, id, incarnation: _, spec } = named.clone();
-    Arc::new(Schedule {
-        tenant,
-        poller: PollerId::of(tenant, 0, 1, &id),
-        id,
-        incarnation: Incarnation(11),
-        revision: Revision(1),
-        status: Status::Active,
-        created_at: Timestamp::from_millis(1_700_000_000_000),
-        updated_at: Timestamp::from_millis(1_700_000_000_000),
-        next: Some(Timestamp::from_millis(1_800_000_000_123)),
-        spec,
-    })
+/// The response of [`echo`] to [`nudge`].
+pub(crate) fn nudged() -> Result<Bytes, PeerError> {
+    Ok(echo_of(NUDGE, b"now"))
 }
 
-pub(crate) fn fitting(ask: &Ask) -> Reply {
-    match ask {
-        Ask::Create(all) => Reply::Created(all.iter().map(|named| Ok(schedule(named))).collect()),
-        Ask::Put(_) | Ask::PutIf { .. } | Ask::Cancel { .. } | Ask::CancelIf { .. } | Ask::Redrive { .. } => {
-            Reply::NotOwned
-        }
-        Ask::LetGo { shards, .. } => Reply::LetGo(shards.clone()),
-        Ask::Outcome(_) | Ask::Nudge => Reply::Heard,
-    }
+pub(crate) fn echo_of(operation: &str, request: &[u8]) -> Bytes {
+    [operation.as_bytes(), b":", request].concat().into()
+}
+
+/// The future of a handler.
+pub(crate) type Handling = BoxFuture<'static, Result<Bytes, InvalidRequest>>;
+
+/// A handler that responds with what it received.
+pub(crate) fn echo(operation: String, request: Bytes) -> Handling {
+    Box::pin(async move { Ok(echo_of(&operation, &request)) })
 }
 
 /// Accepts one connection, reads one request whole, answers it with `answer`, and closes. The request's bytes.
@@ -208,11 +180,11 @@ pub(crate) async fn sent_raw_bytes(address: SocketAddr, request: &[u8]) -> Vec<u
 }
 
 /// The bytes of a genuine request for `to`, which it does not get.
-pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member, ask: Ask) -> Vec<u8> {
+pub(crate) async fn intercepted(peers: &HttpPeers, to: &Member) -> Vec<u8> {
     let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let detour = Member { address: between.local_addr().unwrap().to_string(), ..to.clone() };
     let (request, answer) =
-        tokio::join!(answer_once(&between, b"HTTP/1.1 502 Bad Gateway\r\n\r\n"), peers.ask(&detour, ask));
+        tokio::join!(answer_once(&between, b"HTTP/1.1 502 Bad Gateway\r\n\r\n"), nudge(peers, &detour));
     assert!(reason(answer).contains("502"));
     request
 }

@@ -22,8 +22,10 @@ use prometheus_client::registry::Registry;
 use runtime::TaskSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::cluster::client::PeerClient;
+use crate::cluster::operations::Release;
 use crate::cluster::ownership::{apply_all_cancellations, gain, hand_over, lose};
-use crate::cluster::peers::{Ask, Peers, Reply};
+use crate::cluster::peers::Peers;
 use crate::metrics::count_store_error;
 use crate::shared::Shared;
 
@@ -49,7 +51,7 @@ pub struct Peering {
 pub(crate) struct Cluster {
     shared: Arc<Shared>,
     pub(crate) membership: Membership,
-    pub(crate) peers: Arc<dyn Peers>,
+    pub(crate) peers: PeerClient,
     pub(crate) options: membership::Options,
     /// Held from the look at what is owned until what follows from it is done: what is being let go of is not claimed
     /// again between its last write and its release, which would then free what is owned.
@@ -58,8 +60,8 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// Begins to join.
-    pub(crate) fn join(shared: &Arc<Shared>, tasks: &TaskSet, peering: Peering) -> Self {
-        let Peering { ownership, peers, profile, options, registry: _ } = peering;
+    pub(crate) fn join(shared: &Arc<Shared>, tasks: &TaskSet, peers: PeerClient, peering: Peering) -> Self {
+        let Peering { ownership, profile, options, .. } = peering;
         let marked = shared.clone();
         let before_renewal: BeforeRenewal = Arc::new(move || {
             let shared = marked.clone();
@@ -192,13 +194,13 @@ impl Cluster {
     }
 
     async fn take_from(&self, me: MemberId, other: &Member, shards: Vec<ShardId>) {
-        let asking = self.peers.ask(other, Ask::LetGo { member: me, shards });
+        let asking = self.peers.request(other, &Release { member: me, shards });
         match self.shared.runtime.timeout(RELEASE_TIMEOUT, asking).await {
-            Some(Ok(Reply::LetGo(free))) => {
+            Some(Ok(Ok(free))) => {
                 let _one_change_at_a_time = self.changing.lock().await;
                 self.take(free).await;
             }
-            Some(Ok(reply)) => tracing::debug!(member = other.name, ?reply, "a member does not let go yet"),
+            Some(Ok(Err(undone))) => tracing::debug!(member = other.name, ?undone, "a member does not let go yet"),
             Some(Err(error)) => tracing::warn!(%error, "a member that should let go of shards does not answer"),
             None => tracing::warn!(member = other.name, "a member takes too long to let go of shards"),
         }

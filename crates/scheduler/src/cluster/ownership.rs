@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::cluster::shards::{NotOwned, ShardTerm};
 use crate::firing::messages::{Gained, ToOwner, ToWriter};
+use crate::requests::{AttemptOutcome, Undone};
 use crate::shared::Shared;
 
 /// Takes these shards and obeys the marks that wait there: only then may anything of them fire.
@@ -218,5 +219,21 @@ pub(crate) async fn apply_all_cancellations(shared: &Shared) -> Result<(), Store
     }
     let shard_term = |shard| shared.shards.shard_term(shard).ok_or(NotOwned(shard));
     *cursor = apply_cancellations(shared, shards, *cursor, shard_term).await?;
+    Ok(())
+}
+
+/// Gives the owner an outcome of an attempt that an earlier owner had in flight.
+///
+/// # Errors
+/// If its shard is not owned here.
+pub(crate) async fn receive_outcome(shared: &Shared, outcome: AttemptOutcome) -> Result<(), Undone> {
+    // A shard that is being gained is given to the owner first, with the attempts that it has to wait for.
+    let _moving = shared.moving.lock().await;
+    if shared.shards.shard_term(outcome.poller.shard()).is_none() {
+        return Err(Undone::NotOwned);
+    }
+    let (tell, told) = oneshot::channel();
+    shared.send(ToOwner::Outcome(outcome, tell)).await;
+    let _owner_did_not_wait = told.await;
     Ok(())
 }

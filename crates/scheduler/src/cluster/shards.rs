@@ -8,6 +8,8 @@ use domain::{ShardId, Term, Timestamp};
 use store::StoreError;
 use tokio::sync::{RwLock as Gate, RwLockReadGuard};
 
+use crate::requests::Undone;
+
 /// Under what a shard is owned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ShardTerm {
@@ -26,6 +28,12 @@ pub(crate) struct Shards {
 /// A shard is not owned here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotOwned(pub(crate) ShardId);
+
+impl From<NotOwned> for Undone {
+    fn from(_: NotOwned) -> Self {
+        Undone::NotOwned
+    }
+}
 
 impl From<NotOwned> for StoreError {
     fn from(NotOwned(shard): NotOwned) -> Self {

@@ -6,10 +6,11 @@ use runtime::Runtime;
 use store::Store;
 use tokio::sync::mpsc;
 
+use crate::cluster::events::Events;
 use crate::cluster::lease::Lease;
 use crate::deliver::Deliver;
 use crate::firing::in_flight::InFlight;
-use crate::firing::messages::{Event, ToOwner, ToWriter};
+use crate::firing::messages::{ToOwner, ToWriter};
 use crate::known_tenants::KnownTenants;
 use crate::metrics::Metrics;
 
@@ -25,5 +26,5 @@ pub(crate) struct Context {
     pub(crate) to_writer: mpsc::Sender<ToWriter>,
     pub(crate) to_owner: mpsc::Sender<ToOwner>,
     /// The owner reports events of its shards here.
-    pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) events: Arc<Events>,
 }

@@ -6,10 +6,10 @@ use domain::{PollerId, ShardId, Term, Timestamp};
 use store::{Arrival, Cursor, DuePage, DueRead, HandedOver, OwnerWrite, Positions, WriteRefusal};
 use tokio::sync::oneshot;
 
-use crate::cluster::peers::Outcome;
 use crate::cluster::shards::ShardTerm;
 use crate::firing::dispatch::{Lane, TargetSays};
 use crate::firing::window::{EntryId, PollerIndex, ReadKind};
+use crate::requests::AttemptOutcome;
 
 /// One read of due rows that has ended.
 pub(crate) type ReadDone = (PollerIndex, ReadKind, DueRead, Option<DuePage>);
@@ -28,7 +28,7 @@ pub(crate) enum ToOwner {
     Release(BTreeSet<ShardId>, oneshot::Sender<Vec<HandedOver>>),
     /// The outcome of an attempt that an earlier owner had in flight; answered with whether
     /// anybody waited for it.
-    Outcome(Outcome, oneshot::Sender<bool>),
+    Outcome(AttemptOutcome, oneshot::Sender<bool>),
 }
 
 /// Shards, or pollers of theirs, that are owned from now on.
@@ -37,19 +37,6 @@ pub(crate) struct Gained {
     pub(crate) shards: Vec<ShardId>,
     pub(crate) pollers: Vec<(PollerId, ShardTerm, Positions)>,
     pub(crate) held: Vec<HandedOver>,
-}
-
-/// An event that the owner, or another part of this member, reports to `cluster::events`.
-#[derive(Debug)]
-pub(crate) enum Event {
-    /// Another has taken this one, which was owned under this term; it is let go of already.
-    Superseded(ShardId, Term),
-    /// A due row lies in a poller that was not gained with its shard: a tenant has more pollers now.
-    UnknownPoller,
-    /// The outcome of an attempt whose shard has another owner by now.
-    Outcome(Outcome),
-    /// Rows that are due soon have come to shards that others own.
-    Near(BTreeSet<ShardId>),
 }
 
 /// A key has left its target's lane.
@@ -116,5 +103,5 @@ pub(crate) struct WriteDone {
     pub(crate) positions: Positions,
     pub(crate) refusal: Option<WriteRefusal>,
     /// An outcome that was refused because the shard has a later owner, who is to be told.
-    pub(crate) outcome: Option<Outcome>,
+    pub(crate) outcome: Option<AttemptOutcome>,
 }

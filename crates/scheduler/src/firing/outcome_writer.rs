@@ -16,9 +16,9 @@ use runtime::Runtime;
 use store::{Arrival, Change, OwnerWrite, Positions, Store, WriteRefusal, Written};
 use tokio::sync::mpsc;
 
-use crate::cluster::peers::Outcome;
 use crate::firing::messages::{PendingWrite, ToOwner, ToWriter, WriteDone};
 use crate::metrics::{Metrics, count_store_error};
+use crate::requests::AttemptOutcome;
 
 /// Writes that go in one call at most.
 const BATCH_MAX: usize = 2_048;
@@ -81,7 +81,7 @@ impl OutcomeWriter {
                     if done.refusal == Some(WriteRefusal::Superseded)
                         && let Change::Run { run, then, ends } = write.change
                     {
-                        done.outcome = Some(Outcome { poller: write.poller, run, then, ends });
+                        done.outcome = Some(AttemptOutcome { poller: write.poller, run, then, ends });
                     }
                 }
             }

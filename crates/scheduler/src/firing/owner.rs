@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cluster::shards::ShardTerm;
 use crate::firing::context::Context;
 use crate::firing::dispatch::{Dispatch, Lane, Limits, Now};
-use crate::firing::messages::{Ended, Event, HowEnded, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
+use crate::firing::messages::{Ended, HowEnded, PendingWrite, ReadDone, Then, ToOwner, ToWriter, WriteDone};
 use crate::firing::owner::reading::read_due;
 use crate::firing::run_executor::{Starting, start};
 use crate::firing::steady::SteadyClock;
@@ -431,7 +431,7 @@ impl Owner {
     fn on_arrival(&mut self, arrival: &Arrival) {
         self.reads_wanted = true;
         if !self.window.arrived(arrival) && self.shards.contains(&arrival.poller.shard()) {
-            self.notify(Event::UnknownPoller);
+            self.context.events.report_unknown_poller();
         }
     }
 

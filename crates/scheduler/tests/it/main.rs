@@ -7,5 +7,6 @@ mod conditions;
 mod firing;
 mod house;
 mod quotas;
+mod requests;
 mod survival;
 mod town;

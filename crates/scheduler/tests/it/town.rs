@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use domain::{AttemptResult, ScheduleId, Timestamp, When};
 use futures_util::future::BoxFuture;
 use membership::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
 use membership::{Member, Profile};
 use runtime::Runtime;
+use scheduler::operations::{Cancel, Operation as _};
 use scheduler::{
-    Ask, Create, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers, Registry, Reply, Scheduler,
+    Create, Deliver, Delivered, Delivery, Options, PeerError, Peering, Peers, REQUEST_BYTES_MAX, Registry, Scheduler,
 };
 use simulator::Simulation;
 use store::Store;
@@ -69,24 +71,30 @@ pub(crate) struct Wire {
 }
 
 impl Peers for Wire {
-    fn ask(&self, to: &Member, ask: Ask) -> BoxFuture<'static, Result<Reply, PeerError>> {
+    fn request(
+        &self,
+        to: &Member,
+        operation: &'static str,
+        request: Bytes,
+    ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
         let (id, name, network, runtime) = (to.id, to.name.clone(), self.network.clone(), self.runtime.clone());
         let sim = self.sim.clone();
         Box::pin(async move {
             let unreachable = |reason: &str| PeerError::Unreachable { member: name.clone(), reason: reason.to_owned() };
             runtime.sleep(Duration::from_micros(300)).await;
-            if matches!(ask, Ask::Cancel { .. }) && network.1.load(Ordering::Relaxed) {
+            if operation == Cancel::NAME && network.1.load(Ordering::Relaxed) {
                 return Err(unreachable("lost"));
             }
             let there = network.0.lock().unwrap().get(&name).cloned().ok_or_else(|| unreachable("unknown"))?;
+            assert!(request.len() <= REQUEST_BYTES_MAX, "the sender splits a longer one");
             // As over HTTP: an earlier life of a member is nobody.
             if !there.is_member(id) {
                 return Err(unreachable("another session"));
             }
-            let reply = sim.call(&name, async move { there.answer(ask).await }).await;
-            let reply = reply.ok_or_else(|| unreachable("went down"))?;
+            let response = sim.call(&name, async move { there.handle(operation, &request).await }).await;
+            let response = response.ok_or_else(|| unreachable("went down"))?;
             runtime.sleep(Duration::from_micros(300)).await;
-            Ok(reply)
+            Ok(response.expect("members of one build read each other's requests"))
         })
     }
 }

@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use membership::Member;
-use scheduler::{Ask, CancelAnswer, PeerError, Peers, Reply, Scheduler};
+use scheduler::operations::{Cancel, Operation as _, encode_response};
+use scheduler::{CancelAnswer, PeerError, Peers, Scheduler};
 
 use super::mutant::Mutant;
 use crate::Handle;
@@ -102,7 +104,7 @@ impl Net {
     }
 }
 
-/// What one member asks others runs in a task of theirs.
+/// The requests of one member to others, each handled in a task of the other member.
 pub(super) struct Wire {
     pub(super) net: Net,
     pub(super) runtime: runtime::Runtime,
@@ -111,13 +113,20 @@ pub(super) struct Wire {
 }
 
 impl Peers for Wire {
-    fn ask(&self, to: &Member, ask: Ask) -> BoxFuture<'static, Result<Reply, PeerError>> {
-        if self.mutant == Some(Mutant::CancelsWithoutAsking) && matches!(ask, Ask::Cancel { .. }) {
-            return Box::pin(std::future::ready(Ok(Reply::Cancelled(CancelAnswer::Cancelled))));
+    fn request(
+        &self,
+        to: &Member,
+        operation: &'static str,
+        request: Bytes,
+    ) -> BoxFuture<'static, Result<Bytes, PeerError>> {
+        let is_cancel = operation == Cancel::NAME;
+        if self.mutant == Some(Mutant::CancelsWithoutAsking) && is_cancel {
+            let cancelled = encode_response::<Cancel>(&Ok(CancelAnswer::Cancelled));
+            return Box::pin(std::future::ready(Ok(cancelled)));
         }
         let (net, runtime, here, there) = (self.net.clone(), self.runtime.clone(), self.name.clone(), to.name.clone());
         // The bug shows when a cancellation does not reach the owner by itself.
-        let is_deaf = self.mutant == Some(Mutant::RenewsWithoutMarks) && matches!(ask, Ask::Cancel { .. });
+        let is_deaf = self.mutant == Some(Mutant::RenewsWithoutMarks) && is_cancel;
         Box::pin(async move {
             let lost = |reason: &str| PeerError::Unreachable { member: there.clone(), reason: reason.to_owned() };
             runtime.sleep(net.travel_time()).await;
@@ -125,13 +134,16 @@ impl Peers for Wire {
                 runtime.sleep(net.give_up_after()).await;
                 return Err(lost("the request got lost"));
             };
-            let reply = net.sim.call(&there, async move { scheduler.answer(ask).await }).await;
+            let handling = async move { scheduler.handle(operation, &request).await };
+            let response = net.sim.call(&there, handling).await;
             runtime.sleep(net.travel_time()).await;
-            match reply {
-                Some(reply) if !net.is_lost(&there, &here) => Ok(reply),
+            match response {
+                Some(response) if !net.is_lost(&there, &here) => {
+                    Ok(response.expect("members of one build read each other's requests"))
+                }
                 _ => {
                     runtime.sleep(net.give_up_after()).await;
-                    Err(lost("the reply got lost"))
+                    Err(lost("the response got lost"))
                 }
             }
         })

@@ -9,10 +9,10 @@ use std::collections::BTreeSet;
 use domain::{PollerId, ShardId, Term, Timestamp};
 use store::{Change, HandedOver, OwnerWrite};
 
-use crate::cluster::peers::Outcome;
 use crate::cluster::shards::ShardTerm;
-use crate::firing::messages::{Event, Gained, PendingWrite, Then};
+use crate::firing::messages::{Gained, PendingWrite, Then};
 use crate::firing::owner::Owner;
+use crate::requests::AttemptOutcome;
 
 impl Owner {
     pub(super) fn gain(&mut self, gained: Gained) {
@@ -52,8 +52,8 @@ impl Owner {
     }
 
     /// Whether somebody waited for it.
-    pub(super) fn take_outcome(&mut self, outcome: Outcome) -> bool {
-        let Outcome { poller: _, run, then, ends } = outcome;
+    pub(super) fn take_outcome(&mut self, outcome: AttemptOutcome) -> bool {
+        let AttemptOutcome { poller: _, run, then, ends } = outcome;
         let occurrence = run.occurrence;
         let Some((entry, _)) = self.held.get(&occurrence).copied() else { return false };
         let held = self.window.entry(entry);
@@ -97,18 +97,14 @@ impl Owner {
 
     /// A write was refused: the shard has a later owner, whether or not that is known here. That may be this one again,
     /// under a later term.
-    pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<Outcome>) {
+    pub(super) fn superseded(&mut self, poller: PollerId, term: Term, outcome: Option<AttemptOutcome>) {
         if self.window.shard_term(poller).is_some_and(|shard_term| shard_term.term == term) {
             tracing::warn!(shard = poller.shard().0, "another owner has taken a shard");
             self.release(&BTreeSet::from([poller.shard()]));
-            self.notify(Event::Superseded(poller.shard(), term));
+            self.context.events.report_superseded(poller.shard(), term);
         }
         if let Some(outcome) = outcome {
-            self.notify(Event::Outcome(outcome));
+            self.context.events.report_outcome(outcome);
         }
-    }
-
-    pub(super) fn notify(&self, event: Event) {
-        let _nobody_listens_at_the_end = self.context.events.send(event);
     }
 }

@@ -1,0 +1,42 @@
+//! Acts on the events of this member, beside its owner.
+
+use std::sync::Arc;
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio_util::sync::CancellationToken;
+
+use crate::cluster::events::Reported;
+use crate::cluster::forwarding::Forwarding;
+use crate::cluster::ownership::lose_superseded;
+use crate::metrics::count_store_error;
+use crate::shared::Shared;
+use crate::tenants::Tenants;
+
+/// Handles events until `stop`, and ends once it has acted on all that were reported before.
+pub(crate) async fn handle_events(shared: Arc<Shared>, forwarding: Arc<Forwarding>, stop: CancellationToken) {
+    let mut sending = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            biased;
+            Reported { superseded, near, unknown_poller, outcomes } = shared.events.take() => {
+                for (shard, term) in superseded {
+                    lose_superseded(&shared, shard, term).await;
+                }
+                if unknown_poller && let Err(error) = Tenants::new(shared.clone()).refresh().await {
+                    count_store_error(&shared.metrics, "tenants", &error);
+                }
+                forwarding.nudge(&near);
+                for (outcome, permit) in outcomes {
+                    let forwarding = &forwarding;
+                    sending.push(Box::pin(async move {
+                        forwarding.forward_outcome(outcome).await;
+                        drop(permit);
+                    }));
+                }
+            }
+            Some(()) = sending.next() => {}
+            () = stop.cancelled() => break,
+        }
+    }
+    while sending.next().await.is_some() {}
+}

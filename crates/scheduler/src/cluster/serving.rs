@@ -1,0 +1,97 @@
+//! Operations that other members request of this one.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use domain::ShardId;
+use store::StoreError;
+use stored::Malformed;
+
+use crate::changes::Changes;
+use crate::cluster::assignment::Cluster;
+use crate::cluster::operations::{
+    Cancel, CancelIf, CreateNamed, Named, Nudge, Operation, Put, PutIf, Redrive, Release, decode_request,
+    encode_response,
+};
+use crate::cluster::ownership::receive_outcome;
+use crate::cluster::peers::InvalidRequest;
+use crate::requests::{AttemptOutcome, Create, Undone};
+use crate::shared::Shared;
+use crate::tenants::Tenants;
+
+pub(crate) struct Serving {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) changes: Arc<Changes>,
+    pub(crate) cluster: Arc<Cluster>,
+}
+
+impl Serving {
+    /// As [`crate::Scheduler::handle`].
+    pub(crate) async fn handle(&self, operation: &str, request: &[u8]) -> Result<Bytes, InvalidRequest> {
+        let changes = &self.changes;
+        let response = match operation {
+            CreateNamed::NAME => {
+                let create = async |CreateNamed(all)| {
+                    let mut requests = Vec::with_capacity(all.len());
+                    for named in all {
+                        requests.push(self.create_of(named).await?);
+                    }
+                    changes.create(requests).await
+                };
+                respond(request, create).await
+            }
+            Put::NAME => respond(request, async |Put(named)| changes.put(self.create_of(named).await?).await).await,
+            PutIf::NAME => {
+                let put = async |PutIf { named, seen, timing }| {
+                    changes.put_if(self.create_of(named).await?, seen, timing).await
+                };
+                respond(request, put).await
+            }
+            Cancel::NAME => {
+                let cancel =
+                    async |Cancel { poller, incarnation, applied }| changes.cancel(poller, incarnation, applied).await;
+                respond(request, cancel).await
+            }
+            CancelIf::NAME => {
+                respond(request, async |CancelIf { poller, edition }| changes.cancel_if(poller, edition).await).await
+            }
+            Redrive::NAME => respond(request, async |Redrive { tenant, of }| changes.redrive(tenant, of).await).await,
+            Release::NAME => respond(request, async |release| self.release(release).await).await,
+            AttemptOutcome::NAME => {
+                respond(request, async |outcome| receive_outcome(&self.shared, outcome).await).await
+            }
+            Nudge::NAME => {
+                let nudge = async |Nudge| {
+                    self.shared.nudge.notify_one();
+                    Ok(())
+                };
+                respond(request, nudge).await
+            }
+            _ => return Err(InvalidRequest::UnknownOperation),
+        };
+        Ok(response?)
+    }
+
+    async fn release(&self, Release { member, shards }: Release) -> Result<Vec<ShardId>, Undone> {
+        let released = self.cluster.release_for(member, &shards).await;
+        Ok(released.map_err(|error| StoreError::Unavailable(error.to_string()))?)
+    }
+
+    /// The request with its tenant, which this member may not have read yet.
+    async fn create_of(&self, named: Named) -> Result<Create, Undone> {
+        let Named { tenant, id, incarnation, spec } = named;
+        if self.shared.tenants.get(tenant).is_none() {
+            Tenants::new(self.shared.clone()).refresh().await?;
+        }
+        let tenant = self.shared.tenants.get(tenant).ok_or(Undone::NotOwned)?;
+        Ok(Create { tenant, id: Some(id), incarnation, spec })
+    }
+}
+
+async fn respond<O: Operation>(
+    request: &[u8],
+    run: impl AsyncFnOnce(O) -> Result<O::Answer, Undone>,
+) -> Result<Bytes, Malformed> {
+    let operation = decode_request(request)?;
+    Ok(encode_response::<O>(&run(operation).await))
+}
