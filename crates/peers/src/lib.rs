@@ -24,8 +24,9 @@ mod service;
 
 use runtime::Runtime;
 
+pub use self::listener::{Handler, IsMe, Listener, ListenerOptions};
+pub use ::listener::BindError;
 pub use client::{HttpPeers, PeersOptions};
-pub use listener::{BindError, Handler, IsMe, Listener, ListenerOptions};
 pub use secret::ClusterSecret;
 
 /// A request's or an answer's line and headers.

@@ -13,10 +13,10 @@ use domain::Timestamp;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
+use listener::Shutdown;
 use runtime::Runtime;
 use scheduler::{InvalidRequest, REQUEST_BYTES_MAX, RESPONSE_BYTES_MAX};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio_util::sync::CancellationToken;
 
 use crate::listener::{Handler, IsMe, ListenerOptions};
 use crate::metrics::Answered;
@@ -34,15 +34,15 @@ pub(crate) struct Parts {
     pub(crate) is_me: IsMe,
     pub(crate) handler: Handler,
     pub(crate) options: ListenerOptions,
-    /// One permit for each ask that is being read or answered.
-    pub(crate) asks: Arc<Semaphore>,
     pub(crate) answered: Arc<Answered>,
-    /// Drops the handlers that still run.
-    pub(crate) kill: CancellationToken,
+    /// Its `kill` drops the handlers that still run.
+    pub(crate) shutdown: Shutdown,
 }
 
 pub(crate) struct Service {
     pub(crate) parts: Parts,
+    /// One permit for each ask that is being read or answered.
+    asks: Arc<Semaphore>,
     nonces: Mutex<Nonces>,
     /// When a line of [`Service::warn`] was last logged, in milliseconds; 0 if never.
     warned_millis: AtomicU64,
@@ -61,7 +61,8 @@ fn refused(status: StatusCode, reason: impl Into<String>) -> Refused {
 impl Service {
     pub(crate) fn new(parts: Parts) -> Self {
         let nonces = Mutex::new(Nonces::new(parts.options.nonces_max));
-        Service { parts, nonces, warned_millis: AtomicU64::new(0) }
+        let asks = Arc::new(Semaphore::new(parts.options.asks_max.clamp(1, 1 << 20)));
+        Service { parts, asks, nonces, warned_millis: AtomicU64::new(0) }
     }
 
     /// The answer, and whether it goes to one who knows the secret.
@@ -170,7 +171,7 @@ impl Service {
         if length.is_some_and(|length| length > REQUEST_BYTES_MAX as u64) {
             return Err(too_large());
         }
-        let permit = self.parts.asks.clone().acquire_owned();
+        let permit = self.asks.clone().acquire_owned();
         match self.parts.runtime.timeout(self.parts.options.read_timeout, permit).await {
             Some(permit) => Ok(permit.expect("nobody closes the semaphore")),
             None => Err(refused(StatusCode::SERVICE_UNAVAILABLE, "too many asks at once")),
@@ -196,12 +197,13 @@ impl Service {
     ) -> Result<Result<Bytes, InvalidRequest>, Refused> {
         let (tell, told) = oneshot::channel();
         let service = self.clone();
-        // Its permit is what the listener waits for at the end.
+        let token = self.parts.shutdown.tasks.token();
+        // The token is what the listener waits for at the end.
         drop(self.parts.runtime.spawn("peer ask", async move {
-            let _permit = permit;
+            let _held = (permit, token);
             let handling = (service.parts.handler)(operation, body);
             let handled = service.parts.runtime.timeout(service.parts.options.answer_timeout, handling);
-            if let Some(reply) = service.parts.kill.run_until_cancelled(handled).await {
+            if let Some(reply) = service.parts.shutdown.kill.run_until_cancelled(handled).await {
                 let _nobody_waits = tell.send(reply);
             }
         }));

@@ -8,22 +8,22 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
 use domain::{Occurrence, RunId, Timestamp};
+use listener::Shutdown;
 use runtime::{Runtime, TaskSet};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio_util::sync::DropGuard;
 
 use crate::console;
 use crate::wire::Input;
 
-/// Connections at once; one more is closed as it comes.
+/// Connections at once; one more waits in the kernel.
 const CONNECTIONS_MAX: usize = 16_384;
 
 /// Hears of callbacks, on the connection's task.
@@ -48,7 +48,7 @@ pub(crate) struct Options {
 pub(crate) struct Receiver {
     pub(crate) address: SocketAddr,
     tasks: TaskSet,
-    stop: watch::Sender<()>,
+    kill: DropGuard,
 }
 
 impl Receiver {
@@ -60,104 +60,51 @@ impl Receiver {
         options: Options,
         sink: Arc<dyn Sink>,
     ) -> anyhow::Result<Self> {
-        let listener = TcpListener::bind(listen).await;
-        let listener = listener.with_context(|| format!("the receiver cannot listen on {listen}"))?;
-        let address = listener.local_addr()?;
-        let (stop, stopped) = watch::channel(());
+        let socket = TcpListener::bind(listen).await;
+        let socket = socket.with_context(|| format!("the receiver cannot listen on {listen}"))?;
+        let address = socket.local_addr()?;
         let tasks = TaskSet::new(runtime);
-        let accept = Accept { runtime: runtime.clone(), options, sink, stopped, open: Arc::default() };
-        tasks.spawn("receiver", accept.run(listener));
-        Ok(Receiver { address, tasks, stop })
+        let shutdown = Shutdown::default();
+        let kill = shutdown.kill.clone().drop_guard();
+        let runtime = runtime.clone();
+        tasks.spawn("receiver", async move {
+            let serve = |stream| {
+                let (runtime, sink) = (runtime.clone(), sink.clone());
+                async move {
+                    if let Err(error) = exchanges(&runtime, options, &*sink, stream).await {
+                        tracing::debug!(%error, "a connection to the receiver broke off");
+                    }
+                }
+            };
+            let limits = listener::Options {
+                connections_max: CONNECTIONS_MAX,
+                drain_timeout: Duration::ZERO,
+                task: "receiver-connection",
+                accept_failed: "the receiver cannot accept a connection",
+                drain_timed_out: "the receiver closes its connections",
+            };
+            listener::serve_until(&runtime, socket, limits, shutdown, serve, std::future::pending()).await;
+        });
+        Ok(Receiver { address, tasks, kill })
     }
 
     /// Waits until it ends, which it does only if it fails.
     pub(crate) async fn ended(self) {
-        let _stop = self.stop;
+        let _kill = self.kill;
         self.tasks.join().await;
     }
 }
 
-struct Accept {
-    runtime: Runtime,
-    options: Options,
-    sink: Arc<dyn Sink>,
-    stopped: watch::Receiver<()>,
-    open: Arc<AtomicUsize>,
-}
-
-impl Accept {
-    async fn run(self, listener: TcpListener) {
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) if self.open.load(Ordering::Relaxed) < CONNECTIONS_MAX => {
-                    let connection = Served {
-                        runtime: self.runtime.clone(),
-                        options: self.options,
-                        sink: self.sink.clone(),
-                        stopped: self.stopped.clone(),
-                        _counted: Counted::new(&self.open),
-                    };
-                    drop(self.runtime.spawn("receiver-connection", connection.run(stream)));
-                }
-                Ok(_) => tracing::warn!(CONNECTIONS_MAX, "the receiver closes a connection above its limit"),
-                Err(error) => {
-                    tracing::warn!(%error, "the receiver cannot accept a connection");
-                    self.runtime.sleep(Duration::from_millis(100)).await;
-                }
-            }
+async fn exchanges(runtime: &Runtime, options: Options, sink: &dyn Sink, mut stream: TcpStream) -> io::Result<()> {
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+    let mut input = Input::default();
+    while input.read_request(&mut stream, |head, body| sink.arrived(wall_micros(), head, body)).await?.is_some() {
+        if !options.answer_after.is_zero() {
+            runtime.sleep(options.answer_after).await;
         }
+        stream.write_all(ANSWER).await?;
     }
-}
-
-/// One of the open connections, for as long as it lives.
-struct Counted(Arc<AtomicUsize>);
-
-impl Counted {
-    fn new(open: &Arc<AtomicUsize>) -> Self {
-        open.fetch_add(1, Ordering::Relaxed);
-        Counted(open.clone())
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-struct Served {
-    runtime: Runtime,
-    options: Options,
-    sink: Arc<dyn Sink>,
-    /// Its sender lives as long as the receiver.
-    stopped: watch::Receiver<()>,
-    _counted: Counted,
-}
-
-impl Served {
-    async fn run(mut self, stream: TcpStream) {
-        let mut stopped = self.stopped.clone();
-        let exchanges = std::pin::pin!(self.exchanges(stream));
-        let stop = std::pin::pin!(stopped.changed());
-        if let futures_util::future::Either::Left((Err(error), _)) = futures_util::future::select(exchanges, stop).await
-        {
-            tracing::debug!(%error, "a connection to the receiver broke off");
-        }
-    }
-
-    async fn exchanges(&mut self, mut stream: TcpStream) -> io::Result<()> {
-        const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
-        stream.set_nodelay(true)?;
-        let mut input = Input::default();
-        let sink = self.sink.clone();
-        while input.read_request(&mut stream, |head, body| sink.arrived(wall_micros(), head, body)).await?.is_some() {
-            if !self.options.answer_after.is_zero() {
-                self.runtime.sleep(self.options.answer_after).await;
-            }
-            stream.write_all(ANSWER).await?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// The wall clock in microseconds since 1970: finer than `runtime`'s, for measuring lateness only.

@@ -25,9 +25,10 @@ mod shared;
 mod spans;
 mod tls;
 
+pub use self::listener::Server;
+pub use ::listener::BindError;
 pub use body::read_spec;
 pub use credentials::{new_key, new_signing_secret};
-pub use listener::{BindError, Server};
 pub use options::Options;
 pub use readiness::Readiness;
 pub use tls::{Tls, TlsError};

@@ -181,6 +181,22 @@ impl HttpMetrics {
     }
 }
 
+/// Counts an open connection in the metrics.
+pub(crate) struct Open(Gauge);
+
+impl Open {
+    pub(crate) fn new(connections: &Gauge) -> Self {
+        connections.inc();
+        Open(connections.clone())
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 fn duration_histogram() -> Histogram {
     Histogram::new([0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0])
 }

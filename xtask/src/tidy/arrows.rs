@@ -97,9 +97,10 @@ const RULES: &[Rule] = &[
     rule("store-postgres", &["domain", "runtime", "store", "stored", "postgres-client"], &["test-servers"]),
     rule("postgres-client", &["runtime"], &["test-servers"]),
     rule("scheduler", &["domain", "runtime", "store", "stored", "membership"], &["simulator"]),
+    rule("listener", &["runtime"], &[]),
     rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
-    rule("peers", &["domain", "runtime", "membership", "scheduler"], &["stored"]),
-    rule("server", &["api", "domain", "runtime", "store", "scheduler"], &["simulator"]),
+    rule("peers", &["domain", "runtime", "listener", "membership", "scheduler"], &["stored"]),
+    rule("server", &["api", "domain", "runtime", "listener", "store", "scheduler"], &["simulator"]),
     // In other people's programs: nothing of the service but its wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
     // Likewise, and nothing of the service at all: what it reads is the standard's.
@@ -117,6 +118,7 @@ const RULES: &[Rule] = &[
             "coordination-connect",
             "domain",
             "journal",
+            "listener",
             "membership",
             "membership-postgres",
             "membership-tree",
