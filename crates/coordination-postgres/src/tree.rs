@@ -152,12 +152,16 @@ struct PostgresTree {
     _tasks: TaskSet,
 }
 
+/// Changes of one session that wait for their turn. The caller of a further change waits until a place is free or the session
+/// ends.
+const CHANGES_MAX: usize = 1_024;
+
 /// One session.
 struct Kept {
     inner: Arc<Inner>,
     session: Session,
     identities: Vec<Identity>,
-    changes: mpsc::UnboundedSender<Asking>,
+    changes: mpsc::Sender<Asking>,
     /// Changes that were asked for.
     asked: AtomicU64,
     /// As many of them are made or never will be; of the others nobody knows.
@@ -191,7 +195,7 @@ impl PostgresTree {
             session::keep(&renewing.database.runtime, &kept, ping).await;
             renewing.feed.leave(kept.id());
         });
-        let (changes, asked) = mpsc::unbounded_channel();
+        let (changes, asked) = mpsc::channel(CHANGES_MAX);
         let kept = Arc::new(Kept {
             inner,
             session,
@@ -226,7 +230,7 @@ impl Kept {
     }
 
     /// Makes changes one after the other, in the order in which they were asked for.
-    async fn make(self: Arc<Self>, mut asked: mpsc::UnboundedReceiver<Asking>) {
+    async fn make(self: Arc<Self>, mut asked: mpsc::Receiver<Asking>) {
         let Kept { inner, session, identities, .. } = &*self;
         let (mut taken, mut call) = (0, 0);
         while let Some(Asking { steps, answer }) = asked.recv().await {
@@ -252,8 +256,10 @@ impl Kept {
     async fn change(&self, steps: Vec<Asked>) -> Changed {
         let changed = self.within(async {
             let (answer, answered) = oneshot::channel();
+            let permit = self.changes.reserve().await.map_err(|_| stopped())?;
+            // Only a change that is certain to enter the queue counts; `make` counts the same changes.
             self.asked.fetch_add(1, Ordering::AcqRel);
-            drop(self.changes.send(Asking { steps, answer }));
+            permit.send(Asking { steps, answer });
             answered.await.unwrap_or_else(|_| Err(stopped()))
         });
         changed.await.map_err(|error| (0, error))?
