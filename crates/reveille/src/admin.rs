@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use cli_support::console;
 use domain::egress::Class;
 use domain::id::SHARDS;
 use domain::{Egress, PollerId, ShardId, Term, Timestamp};
@@ -19,7 +20,7 @@ use store_postgres::PostgresStore;
 
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::store_key::StoreKeyArguments;
-use crate::{console, identity, service, store_key};
+use crate::{identity, service, store_key};
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum StoreCommand {

@@ -18,9 +18,8 @@ mod tenant;
 
 use clap::{Args, CommandFactory, Subcommand};
 use clap_complete::Shell;
+use cli_support::console;
 use runtime::Runtime;
-
-use crate::console;
 
 /// How a command's result is told.
 #[derive(Args, Clone, Copy, Debug)]

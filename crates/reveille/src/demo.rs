@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use bytes::Bytes;
+use cli_support::console;
+use cli_support::http1::Connection;
+use cli_support::receiver::{self, Receiver, Sink, header, late_millis};
 use domain::{RunId, Timestamp};
 use runtime::{Runtime, TaskSet};
 
-use crate::receiver::{self, Receiver, Sink, header, late_millis};
+use crate::identity;
 use crate::service::{Options, Service};
 use crate::stop::Signals;
-use crate::wire::Connection;
-use crate::{console, identity};
 
 /// # Errors
 /// If the parts cannot be started, or a schedule is not taken.

@@ -5,7 +5,6 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use anyhow::{Context, bail, ensure};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use clap::Args;
+use cli_support::Url;
 use coordination::tree::{Acl, Credentials, NodePath};
 use membership::{Ownership, View};
 use membership_postgres::PostgresOwnership;
@@ -23,31 +23,6 @@ use store_postgres::PostgresStore;
 
 /// How long who is no member waits for the engine of coordination, whatever the members' lease is.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// A URL as it was given; its `Debug` hides it.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Url(String);
-
-impl fmt::Debug for Url {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Url(…)")
-    }
-}
-
-/// Takes any text: a refusal here would be printed with the text, which may hold a password.
-impl FromStr for Url {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Url(text.to_owned()))
-    }
-}
-
-impl Url {
-    pub(crate) fn as_str(&self) -> &str {
-        &self.0
-    }
-}
 
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct EngineArguments {

@@ -1,11 +1,9 @@
 //! The binary: configuration, wiring, and the tools around the service. The only crate that names engines.
 
 mod admin;
-mod bench;
 mod cli;
 mod cluster;
 mod configuration;
-mod console;
 mod control;
 mod demo;
 mod engine;
@@ -26,7 +24,6 @@ mod store_key;
 mod tls;
 mod transfer;
 mod tuning;
-mod wire;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -34,6 +31,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use cli_support::console;
 use runtime::Runtime;
 
 use logs::LogArguments;
@@ -90,6 +88,7 @@ enum Command {
     /// Compare all data with its checksums
     Check(maintenance::CheckArguments),
     /// Measure: the limits of this machine, and what Reveille makes of them
+    #[cfg(feature = "bench")]
     #[command(subcommand)]
     Bench(bench::Command),
 }
@@ -164,6 +163,9 @@ async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
         Command::Backup(arguments) => maintenance::backup(runtime, &arguments).await,
         Command::Restore(arguments) => maintenance::restore(runtime, &arguments).await,
         Command::Check(arguments) => maintenance::check(runtime, &arguments).await,
-        Command::Bench(command) => bench::run(runtime, command).await,
+        #[cfg(feature = "bench")]
+        Command::Bench(command) => {
+            bench::run(runtime, command, store_postgres::Options::default().creator_connections).await
+        }
     }
 }

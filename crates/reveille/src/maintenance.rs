@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use cli_support::console;
 use runtime::{Runtime, TaskSet};
 use store_embedded::{EmbeddedStore, Options};
 
 use crate::control::{self, Order};
+use crate::identity;
 use crate::progress::Progress;
 use crate::service::{explain_open, store_path};
-use crate::{console, identity};
 
 #[derive(Args, Debug)]
 pub(crate) struct BackupArguments {

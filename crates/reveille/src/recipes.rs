@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, Subcommand};
+use cli_support::Url;
 use coordination::recipes::Client;
 use coordination::tree::{Acl, Credentials, NodePath, SessionOptions, TreeError};
 use runtime::Runtime;
-
-use crate::engine::Url;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {

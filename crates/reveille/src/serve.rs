@@ -7,18 +7,20 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use cli_support::console;
+use cli_support::receiver::{self, Receiver};
 use runtime::Runtime;
 
 use crate::cluster::MemberArguments;
 use crate::engine::EngineArguments;
 use crate::logs::LogArguments;
-use crate::receiver::{self, Printer, Receiver};
+use crate::receiver::Printer;
 use crate::service::{Options, Service};
 use crate::stop::{self, Signals};
 use crate::store_key::StoreKeyArguments;
 use crate::tls::TlsArguments;
 use crate::tuning::TuningArguments;
-use crate::{console, identity, server_url};
+use crate::{identity, server_url};
 
 #[derive(Args, Debug)]
 pub(crate) struct ServeArguments {

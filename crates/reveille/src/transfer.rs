@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
+use cli_support::console;
 use domain::id::SHARDS;
 use domain::occurrence::Run;
 use domain::{
@@ -24,7 +25,6 @@ use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
 use crate::admin;
-use crate::console;
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::identity;
 use crate::progress::Progress;

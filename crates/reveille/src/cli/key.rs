@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
+use cli_support::console;
 use domain::duration;
 use reveille_client::api::KeyList;
 use reveille_client::{Key, KeyRequest, Role, Time};
@@ -12,7 +13,6 @@ use super::Output;
 use super::connect::{As, Connect};
 use super::explain::explain;
 use super::show::{self, or_dash, word};
-use crate::console;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {

@@ -2,6 +2,7 @@
 
 use anyhow::bail;
 use clap::{Args, Subcommand};
+use cli_support::console;
 use futures_util::stream::{self, StreamExt as _};
 use reveille_client::api::{Redriven, RunPage};
 use reveille_client::{Client, Error, Run, TryStreamExt as _};
@@ -12,7 +13,6 @@ use super::Output;
 use super::connect::{As, Connect};
 use super::explain::explain;
 use super::show::{self, or_dash, word};
-use crate::console;
 use crate::progress::Progress;
 
 #[derive(Subcommand, Debug)]

@@ -1,13 +1,13 @@
 //! `reveille secret`: what a tenant's callbacks are signed with.
 
 use clap::{Args, Subcommand};
+use cli_support::console;
 use reveille_client::api::SigningSecretList;
 
 use super::connect::As;
 use super::explain::explain;
 use super::key::Whose;
 use super::show;
-use crate::console;
 
 #[derive(Subcommand, Debug)]
 pub(crate) enum Command {

@@ -1,8 +1,7 @@
 //! Results on standard output: tables and fields for people, JSON for programs.
 
+use cli_support::console;
 use serde::Serialize;
-
-use crate::console;
 
 /// Prints `value` as JSON, on one line.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {

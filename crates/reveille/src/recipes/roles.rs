@@ -46,5 +46,5 @@ pub(super) async fn obey(runtime: &Runtime, at: &At) -> anyhow::Result<()> {
     };
     let rows: Vec<_> = jobs.iter().map(row).collect();
     show::table(["job", "description", "holder", "since"], &rows)?;
-    Ok(crate::console::line(&format!("{} wait for a job", waiting.len()))?)
+    Ok(cli_support::console::line(&format!("{} wait for a job", waiting.len()))?)
 }

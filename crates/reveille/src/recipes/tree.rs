@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD as BASE64;
 use bytes::Bytes;
 use clap::Subcommand;
+use cli_support::console;
 use coordination::recipes::Client;
 use coordination::tree::{CreateMode, Event, Expected, Node, NodePath, Stat, Tree, TreeError};
 use futures_util::StreamExt as _;
@@ -16,7 +17,6 @@ use serde_json::{Value, json};
 
 use super::{At, told};
 use crate::cli::show;
-use crate::console;
 
 /// Between two tries to be told again.
 const RETRY_WAIT: Duration = Duration::from_millis(500);

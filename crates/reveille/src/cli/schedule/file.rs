@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, bail};
+use cli_support::console;
 use futures_util::stream;
 use reveille_client::{Client, Error, Problem, ScheduleRequest, TryStreamExt as _};
 use runtime::{Runtime, TaskSet};
@@ -14,7 +15,6 @@ use tokio::sync::mpsc;
 use crate::cli::Output;
 use crate::cli::explain::explain;
 use crate::cli::show;
-use crate::console;
 use crate::progress::Progress;
 
 /// Read and not sent yet.

@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use clap::{Args, ValueEnum};
+use cli_support::console;
 use reveille_client::{ListBy, Schedule, SchedulePage, ScheduleState, Time};
 use serde::Deserialize as _;
 use serde::de::IntoDeserializer;
@@ -12,7 +13,6 @@ use crate::cli::connect::{As, Connect};
 use crate::cli::explain::explain;
 use crate::cli::run::Page;
 use crate::cli::show::{self, or_dash, word};
-use crate::console;
 
 #[derive(Args, Debug)]
 pub(crate) struct List {

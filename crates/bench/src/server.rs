@@ -7,13 +7,12 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use cli_support::Url;
+use cli_support::http1::Connection;
 use runtime::Runtime;
 
-use crate::bench::message::{Head, write_request};
-use crate::bench::process::{Process, disk_bytes, free_address};
-use crate::engine::Url;
-use crate::identity;
-use crate::wire::Connection;
+use crate::message::{Head, write_request};
+use crate::process::{Process, disk_bytes, free_address};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ServerArguments {
@@ -106,7 +105,7 @@ impl Server {
     /// If there is none.
     pub(crate) fn operator_key(&self) -> anyhow::Result<String> {
         ensure!(self.process.is_some(), "tenants are made on a server that the trial has started; leave --url out");
-        read_key(&identity::operator_key_path(&data(&self.folder)))
+        read_key(&data(&self.folder).join("operator.key"))
     }
 
     /// A metric without labels, as `/metrics` tells it; `None` if it is not there.

@@ -3,14 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use cli_support::receiver::{Sink, header};
 use domain::{RunId, Timestamp};
 use hdrhistogram::Histogram;
 use runtime::Runtime;
 use serde::Serialize;
 
-use crate::bench::load::{Exchange, latencies};
-use crate::bench::message::{Head, Schedules, write_request};
-use crate::receiver::{Sink, header};
+use crate::load::{Exchange, latencies};
+use crate::message::{Head, Schedules, write_request};
 
 /// How long after its instant a callback that has not come counts as lost, while others are still to come.
 const LATE: Duration = Duration::from_secs(30);

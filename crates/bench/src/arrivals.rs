@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use anyhow::Context;
+use cli_support::receiver::{Sink, header};
 use domain::{Incarnation, RunId, Timestamp};
 use hdrhistogram::Histogram;
 
-use crate::bench::load::latencies;
-use crate::receiver::{Sink, header};
+use crate::load::latencies;
 
 /// A run id is so long; see [`RunId`].
 const ID_BYTES: usize = 52;

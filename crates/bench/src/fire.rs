@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use cli_support::http1::Connection;
+use cli_support::receiver::{Options, Receiver, Sink};
 use domain::{Incarnation, ScheduleId, Timestamp};
 use runtime::{Monotonic, Runtime};
 
-use crate::bench::arrivals::{Arrivals, Verdict};
-use crate::bench::batch;
-use crate::bench::message::{Head, Schedules, write_request};
-use crate::bench::process::{Meter, rss_anon};
-use crate::bench::report::{Row, mebibytes};
-use crate::bench::server::Server;
-use crate::receiver::{Options, Receiver, Sink};
-use crate::wire::Connection;
+use crate::arrivals::{Arrivals, Verdict};
+use crate::batch;
+use crate::message::{Head, Schedules, write_request};
+use crate::process::{Meter, rss_anon};
+use crate::report::{Row, mebibytes};
+use crate::server::Server;
 
 /// When schedules fall due.
 #[derive(Clone, Copy, Debug)]

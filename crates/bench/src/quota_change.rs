@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
+use cli_support::receiver::Options;
 use domain::Incarnation;
 use reveille_client::Quota;
 use runtime::Runtime;
 
-use crate::bench::arrivals::Arrivals;
-use crate::bench::fire::{self, Due};
-use crate::bench::process::Meter;
-use crate::bench::report::Row;
-use crate::bench::server::{Server, ServerArguments};
-use crate::bench::tenant::{Tenant, unlimited_but};
-use crate::bench::{Common, print};
-use crate::receiver::Options;
+use crate::arrivals::Arrivals;
+use crate::fire::{self, Due};
+use crate::process::Meter;
+use crate::report::Row;
+use crate::server::{Server, ServerArguments};
+use crate::tenant::{Tenant, unlimited_but};
+use crate::{Common, print};
 
 #[derive(Args, Debug)]
-pub(crate) struct QuotaChangeArguments {
+pub struct QuotaChangeArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]

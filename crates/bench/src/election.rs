@@ -13,20 +13,20 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use clap::{Args, ValueEnum};
+use cli_support::Url;
+use cli_support::console;
 use coordination::recipes::{Client, Form};
 use coordination::tree::{NodePath, SessionOptions};
 use runtime::Runtime;
 use serde::Serialize;
 
-use crate::bench::report;
-use crate::console;
-use crate::engine::Url;
+use crate::report;
 use handover::HandOvers;
 use peer::{Peer, Program};
 use replicas::Requests;
 
 #[derive(Args, Debug)]
-pub(crate) struct ElectionArguments {
+pub struct ElectionArguments {
     /// The ensemble, zookeeper://HOST:PORT,HOST:PORT/ROOT; without a peer any engine will do
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Url,

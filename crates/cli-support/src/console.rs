@@ -6,7 +6,7 @@ use std::io::{self, Write};
 ///
 /// # Errors
 /// If standard output cannot be written.
-pub(crate) fn line(text: &str) -> io::Result<()> {
+pub fn line(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let written = writeln!(out, "{text}").and_then(|()| out.flush());
     match written {

@@ -1,5 +1,6 @@
+use cli_support::receiver::{Options, Receiver, Sink};
+
 use super::*;
-use crate::receiver::{Options, Receiver, Sink};
 
 /// Counts what arrives.
 #[derive(Default)]

@@ -12,23 +12,23 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::Args;
+use cli_support::console;
+use cli_support::receiver::Options;
 use hdrhistogram::Histogram;
 use runtime::Runtime;
 use serde::Serialize;
 
-use crate::bench::Common;
-use crate::bench::fire;
-use crate::bench::load::{self, Outcome, Pace, Plan};
-use crate::bench::process::rss_anon;
-use crate::bench::report::mebibytes;
-use crate::bench::server::{Server, ServerArguments};
-use crate::console;
-use crate::receiver::Options;
+use crate::Common;
+use crate::fire;
+use crate::load::{self, Outcome, Pace, Plan};
+use crate::process::rss_anon;
+use crate::report::mebibytes;
+use crate::server::{Server, ServerArguments};
 use carts::{Ask, Carts, Counts, What};
 use flat::Figure;
 
 #[derive(Args, Debug)]
-pub(crate) struct SoakArguments {
+pub struct SoakArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]

@@ -8,21 +8,21 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use clap::{Args, ValueEnum};
+use cli_support::receiver::Options;
 use domain::{Incarnation, Timestamp};
 use reveille_client::{Quotas, ScheduleRequest};
 use runtime::Runtime;
 
-use crate::bench::arrivals::Arrivals;
-use crate::bench::create;
-use crate::bench::fire::{self, Due};
-use crate::bench::report::{self, Row};
-use crate::bench::server::{Server, ServerArguments};
-use crate::bench::tenant::{Tenant, unlimited_but};
-use crate::bench::{Common, print};
-use crate::receiver::Options;
+use crate::arrivals::Arrivals;
+use crate::create;
+use crate::fire::{self, Due};
+use crate::report::{self, Row};
+use crate::server::{Server, ServerArguments};
+use crate::tenant::{Tenant, unlimited_but};
+use crate::{Common, print};
 
 #[derive(Args, Debug)]
-pub(crate) struct FairnessArguments {
+pub struct FairnessArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use cli_support::Url;
+use cli_support::console;
 use coordination::recipes::{Candidate, Client, LeaderSelector, Leading};
 use coordination::tree::{Acl, NodePath, SessionOptions, Trees};
 use runtime::{Monotonic, Runtime, TaskSet};
@@ -13,15 +15,12 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::console;
-use crate::engine::Url;
-
 /// As the peer has them.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 const REST: Duration = Duration::from_millis(50);
 
 #[derive(Args, Debug)]
-pub(crate) struct CandidateArguments {
+pub struct CandidateArguments {
     #[arg(long, env = "REVEILLE_COORDINATION", hide_env_values = true)]
     coordination: Url,
     #[arg(long)]

@@ -7,11 +7,11 @@ use std::time::Duration;
 use domain::{Incarnation, ScheduleId, Timestamp};
 use runtime::Runtime;
 
-use crate::bench::load::{self, Exchange, Outcome, Pace, Plan};
-use crate::bench::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
-use crate::bench::process::Meter;
-use crate::bench::report::{Row, mebibytes};
-use crate::bench::server::Server;
+use crate::load::{self, Exchange, Outcome, Pace, Plan};
+use crate::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
+use crate::process::Meter;
+use crate::report::{Row, mebibytes};
+use crate::server::Server;
 
 /// How hard, how long.
 #[derive(Clone, Copy, Debug)]

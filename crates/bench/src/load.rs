@@ -14,11 +14,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::Context;
+use cli_support::http1::Connection;
 use hdrhistogram::Histogram;
 use runtime::{Monotonic, Runtime, TaskSet};
 use tokio::sync::Semaphore;
-
-use crate::wire::Connection;
 
 /// What is asked, and what counts as a good answer.
 pub(crate) trait Exchange: Send + Sync + 'static {

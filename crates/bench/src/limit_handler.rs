@@ -10,14 +10,14 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::serve::ListenerExt;
+use cli_support::Url;
 use journal::{Commit, Journal, Opened};
 use runtime::{Runtime, TaskSet};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::bench::limit_database;
-use crate::engine::Url;
+use crate::limit_database;
 
 /// Sent once it is durable.
 pub(crate) type Ticket = oneshot::Sender<()>;
@@ -26,7 +26,8 @@ pub(crate) type Ticket = oneshot::Sender<()>;
 pub(crate) enum Durable {
     Nowhere,
     Journal(PathBuf),
-    Database(Url),
+    /// In a table there, by so many connections.
+    Database(Url, usize),
 }
 
 /// Serves until it is killed.
@@ -41,8 +42,8 @@ pub(crate) async fn serve(runtime: &Runtime, listen: SocketAddr, durable: Durabl
             })
             .with_state(journal)
         }
-        Durable::Database(store) => {
-            let lanes = limit_database::lanes(runtime, &tasks, &store).await?;
+        Durable::Database(store, connections) => {
+            let lanes = limit_database::lanes(runtime, &tasks, &store, connections).await?;
             post(async |State(lanes): State<mpsc::Sender<(Bytes, Ticket)>>, body: Bytes| {
                 create_durably(body, async |entry, ticket| lanes.send((entry, ticket)).await.is_ok()).await
             })

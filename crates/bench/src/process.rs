@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use cli_support::http1::Connection;
 use runtime::{Runtime, TaskSet};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
-
-use crate::wire::Connection;
 
 /// A process of this binary that answers HTTP. Dropped, it is killed; so it is when this process is.
 pub(crate) struct Process {

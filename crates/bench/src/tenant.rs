@@ -7,8 +7,8 @@ use reveille_client::api::TenantRequest;
 use reveille_client::{Client, Options, Quota, Quotas};
 use runtime::Runtime;
 
-use crate::bench::message::Head;
-use crate::bench::server::Server;
+use crate::message::Head;
+use crate::server::Server;
 
 pub(crate) struct Tenant {
     /// As its admin.

@@ -4,13 +4,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use cli_support::Url;
+use cli_support::receiver::Options;
 use runtime::Runtime;
 
-use crate::bench::fire::{self, Due};
-use crate::bench::report::Row;
-use crate::bench::server::Server;
-use crate::engine::Url;
-use crate::receiver::Options;
+use crate::fire::{self, Due};
+use crate::report::Row;
+use crate::server::Server;
 
 /// How long the target of the trial of scale takes to answer.
 const ANSWER_AFTER: Duration = Duration::from_millis(100);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::bench::process::Cost;
+use crate::process::Cost;
 
 /// One trial, or one part of one. What does not apply is left out.
 #[derive(Clone, Debug, Default, Serialize)]

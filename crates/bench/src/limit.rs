@@ -16,19 +16,19 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
+use cli_support::Url;
+use cli_support::receiver;
 use http_body_util::Full;
 use hyper::client::conn::http1::SendRequest;
 use runtime::{Runtime, TaskSet};
 
-use crate::bench::arrivals::Arrivals;
-use crate::bench::create::{Create, schedules_far};
-use crate::bench::limit_database;
-use crate::bench::load::{self, Pace, Plan};
-use crate::bench::message::{Head, PAYLOAD_BYTES};
-use crate::bench::process::{Meter, Process, free_address};
-use crate::bench::report::Row;
-use crate::engine::Url;
-use crate::receiver;
+use crate::arrivals::Arrivals;
+use crate::create::{Create, schedules_far};
+use crate::limit_database;
+use crate::load::{self, Pace, Plan};
+use crate::message::{Head, PAYLOAD_BYTES};
+use crate::process::{Meter, Process, free_address};
+use crate::report::Row;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
 pub(crate) enum Part {
@@ -53,11 +53,13 @@ pub(crate) struct Size {
 pub(crate) struct Place<'a> {
     pub(crate) folder: &'a Path,
     pub(crate) store: Option<&'a Url>,
+    /// Connections on which a store in PostgreSQL writes.
+    pub(crate) store_connections: usize,
 }
 
 /// One measurement of one part.
 pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Place<'_>) -> anyhow::Result<Row> {
-    let Place { folder, store } = place;
+    let Place { folder, store, store_connections } = place;
     match (part, store) {
         (Part::Handler, _) => handler(runtime, "limit: handler", &[], &[], size, folder).await,
         (Part::Durable, Some(store)) => {
@@ -72,7 +74,7 @@ pub(crate) async fn measure(runtime: &Runtime, part: Part, size: Size, place: Pl
             row
         }
         (Part::Client, _) => client(runtime, size, folder).await,
-        (Part::Database, Some(store)) => limit_database::measure(runtime, store, size.connections, size.duration).await,
+        (Part::Database, Some(store)) => limit_database::measure(runtime, store, store_connections, size).await,
         (Part::Database, None) => bail!("which database is to be measured is not said; say it with --store"),
     }
 }

@@ -14,26 +14,26 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// A head of a request or an answer.
-pub(crate) const HEAD_BYTES_MAX: usize = 32 * 1024;
+pub const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// A request's body, on the side that receives it.
-pub(crate) const REQUEST_BODY_BYTES_MAX: usize = 1024 * 1024;
+pub const REQUEST_BODY_BYTES_MAX: usize = 1024 * 1024;
 /// An answer's body; that to an NDJSON batch is the longest there is.
-pub(crate) const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
+pub const BODY_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 const HEADERS_MAX: usize = 64;
 
 /// A client's side of one keep-alive connection.
-pub(crate) struct Connection {
+pub struct Connection {
     stream: TcpStream,
     input: Input,
 }
 
 /// An answer's status; its body is in [`Connection::body`] until the next exchange.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Status(pub(crate) u16);
+pub struct Status(pub u16);
 
 impl Connection {
-    pub(crate) async fn open(address: SocketAddr) -> io::Result<Self> {
+    pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
         Ok(Connection { stream, input: Input::default() })
@@ -42,7 +42,7 @@ impl Connection {
     /// Sends one whole request and reads its answer.
     ///
     /// Not cancel-safe: after a dropped exchange the connection must not be used again.
-    pub(crate) async fn exchange(&mut self, request: &[u8]) -> io::Result<Status> {
+    pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Status> {
         // A short request fits the socket's buffer. A long one is read by a server that answers line by line as it
         // reads, so that both directions have to move.
         const FITS_SOCKET: usize = 64 * 1024;
@@ -58,14 +58,14 @@ impl Connection {
         }
     }
 
-    pub(crate) fn body(&self) -> &[u8] {
+    pub fn body(&self) -> &[u8] {
         &self.input.body
     }
 }
 
 /// What has been read of a connection.
 #[derive(Default)]
-pub(crate) struct Input {
+pub struct Input {
     /// Read, not yet used.
     buffer: Vec<u8>,
     /// Of the last answer.
@@ -97,7 +97,7 @@ impl Input {
     }
 
     /// Reads a request and shows it to `look`. `None` at the end of the connection.
-    pub(crate) async fn read_request<T>(
+    pub async fn read_request<T>(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
         mut look: impl FnMut(&httparse::Request<'_, '_>, &[u8]) -> T,

@@ -28,10 +28,10 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use cli_support::Url;
+use cli_support::console;
 use runtime::Runtime;
 
-use crate::console;
-use crate::engine::Url;
 use create::Load;
 use election::ElectionArguments;
 use election::candidate::{self, CandidateArguments};
@@ -46,7 +46,7 @@ use server::{Server, ServerArguments};
 use soak::SoakArguments;
 
 #[derive(Subcommand, Debug)]
-pub(crate) enum Command {
+pub enum Command {
     /// What this machine can do at most: the bare handler, the bare durable handler, the bare client, the bare database
     Limit(LimitArguments),
     /// Schedules created by single requests
@@ -123,7 +123,7 @@ impl Common {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct LimitArguments {
+pub struct LimitArguments {
     #[command(flatten)]
     common: Common,
     /// Seconds of each measurement
@@ -138,7 +138,7 @@ pub(crate) struct LimitArguments {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct CreateArguments {
+pub struct CreateArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -158,7 +158,7 @@ pub(crate) struct CreateArguments {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct ClusterArguments {
+pub struct ClusterArguments {
     #[command(flatten)]
     common: Common,
     /// An empty database, postgres://…
@@ -172,7 +172,7 @@ pub(crate) struct ClusterArguments {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct BatchArguments {
+pub struct BatchArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -186,7 +186,7 @@ pub(crate) struct BatchArguments {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct ChangeArguments {
+pub struct ChangeArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -203,7 +203,7 @@ pub(crate) struct ChangeArguments {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct FireArguments {
+pub struct FireArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -245,7 +245,7 @@ pub(crate) struct FireArguments {
 }
 
 #[derive(Args, Debug)]
-pub(crate) struct PendingArguments {
+pub struct PendingArguments {
     #[command(flatten)]
     common: Common,
     #[command(flatten)]
@@ -261,16 +261,19 @@ pub(crate) struct PendingArguments {
     duration: u64,
 }
 
+/// Runs a trial. `store_connections` is the number of connections on which a store in PostgreSQL writes: the bare database is measured
+/// with as many.
+///
 /// # Errors
 /// If a trial could not be made. What it found is an error only of those that hold it to a bound.
-pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<()> {
+pub async fn run(runtime: &Runtime, command: Command, store_connections: usize) -> anyhow::Result<()> {
     match command {
-        Command::Limit(arguments) => run_limit(runtime, &arguments).await,
-        Command::Create(arguments) => run_create(runtime, &arguments).await,
+        Command::Limit(arguments) => run_limit(runtime, &arguments, store_connections).await,
+        Command::Create(arguments) => run_create(runtime, &arguments, store_connections).await,
         Command::Batch(arguments) => run_batch(runtime, &arguments).await,
         Command::Change(arguments) => run_change(runtime, &arguments).await,
         Command::Cluster(arguments) => run_cluster(runtime, &arguments).await,
-        Command::Fire(arguments) => run_fire(runtime, &arguments).await,
+        Command::Fire(arguments) => run_fire(runtime, &arguments, store_connections).await,
         Command::Pending(arguments) => run_pending(runtime, &arguments).await,
         Command::QuotaChange(arguments) => quota_change::run(runtime, &arguments).await,
         Command::Soak(arguments) => soak::run(runtime, &arguments).await,
@@ -280,7 +283,7 @@ pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<(
         Command::LimitHandler { listen, journal, database, store } => {
             let durable = match (journal, store.filter(|_| database)) {
                 (Some(folder), _) => Durable::Journal(folder),
-                (None, Some(store)) => Durable::Database(store),
+                (None, Some(store)) => Durable::Database(store, store_connections),
                 (None, None) => Durable::Nowhere,
             };
             limit_handler::serve(runtime, listen, durable).await
@@ -291,10 +294,10 @@ pub(crate) async fn run(runtime: &Runtime, command: Command) -> anyhow::Result<(
     }
 }
 
-async fn run_limit(runtime: &Runtime, arguments: &LimitArguments) -> anyhow::Result<()> {
+async fn run_limit(runtime: &Runtime, arguments: &LimitArguments, store_connections: usize) -> anyhow::Result<()> {
     let folder = &arguments.common.data;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let place = limit::Place { folder, store: arguments.store.as_ref() };
+    let place = limit::Place { folder, store: arguments.store.as_ref(), store_connections };
     let size =
         limit::Size { connections: arguments.common.connections(), duration: Duration::from_secs(arguments.duration) };
     let mut parts = if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only.clone() };
@@ -308,13 +311,13 @@ async fn run_limit(runtime: &Runtime, arguments: &LimitArguments) -> anyhow::Res
     print(&arguments.common, runs.into_iter().map(|rows| (rows, Vec::new())).collect())
 }
 
-async fn run_create(runtime: &Runtime, arguments: &CreateArguments) -> anyhow::Result<()> {
+async fn run_create(runtime: &Runtime, arguments: &CreateArguments, store_connections: usize) -> anyhow::Result<()> {
     let common = &arguments.common;
     let server = filled_server(runtime, common, &arguments.server, arguments.preload).await?;
     let duration = Duration::from_secs(arguments.duration);
     let load = Load { connections: common.connections(), pace: pace(arguments.rate), duration };
-    let mut beside =
-        Beside::new(arguments.with_limit.then_some(Part::Durable), common.connections(), common, &arguments.server);
+    let part = arguments.with_limit.then_some(Part::Durable);
+    let mut beside = Beside::new(part, common.connections(), common, &arguments.server, store_connections);
     let mut rows = Vec::new();
     for _ in 0..common.runs {
         beside.measure(runtime).await?;
@@ -371,7 +374,7 @@ async fn run_change(runtime: &Runtime, arguments: &ChangeArguments) -> anyhow::R
     print(common, vec![(rescheduled, Vec::new()), (cancelled, Vec::new())])
 }
 
-async fn run_fire(runtime: &Runtime, arguments: &FireArguments) -> anyhow::Result<()> {
+async fn run_fire(runtime: &Runtime, arguments: &FireArguments, store_connections: usize) -> anyhow::Result<()> {
     let common = &arguments.common;
     let mut server = filled_server(runtime, common, &arguments.server, arguments.pending).await?;
     let duration = Duration::from_secs(arguments.duration);
@@ -395,7 +398,8 @@ async fn run_fire(runtime: &Runtime, arguments: &FireArguments) -> anyhow::Resul
         foreign: foreign.map(|(url, log)| Foreign { url, log }),
     };
     let in_flight = scheduler::Options::default().in_flight_per_target;
-    let mut beside = Beside::new(arguments.with_limit.then_some(Part::Client), in_flight, common, &arguments.server);
+    let part = arguments.with_limit.then_some(Part::Client);
+    let mut beside = Beside::new(part, in_flight, common, &arguments.server, store_connections);
     let mut rows = Vec::new();
     for _ in 0..common.runs {
         beside.measure(runtime).await?;
@@ -455,8 +459,14 @@ struct Beside<'a> {
 }
 
 impl<'a> Beside<'a> {
-    fn new(part: Option<Part>, outstanding: usize, common: &'a Common, server: &'a ServerArguments) -> Self {
-        let place = limit::Place { folder: &common.data, store: server.store.as_ref() };
+    fn new(
+        part: Option<Part>,
+        outstanding: usize,
+        common: &'a Common,
+        server: &'a ServerArguments,
+        store_connections: usize,
+    ) -> Self {
+        let place = limit::Place { folder: &common.data, store: server.store.as_ref(), store_connections };
         let connections = common.connections();
         Beside { part, connections, outstanding, place, rows: Vec::new(), database: Vec::new() }
     }

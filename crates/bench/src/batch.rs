@@ -11,11 +11,11 @@ use domain::{Incarnation, ScheduleId, Timestamp};
 use runtime::Runtime;
 use serde::{Deserialize, Serialize};
 
-use crate::bench::load::{self, Exchange, Outcome, Pace, Plan};
-use crate::bench::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
-use crate::bench::process::Meter;
-use crate::bench::report::{Row, mebibytes};
-use crate::bench::server::{self, Server};
+use crate::load::{self, Exchange, Outcome, Pace, Plan};
+use crate::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
+use crate::process::Meter;
+use crate::report::{Row, mebibytes};
+use crate::server::{self, Server};
 
 /// Lines of one request: some 5 MB.
 const LINES: u64 = 5_000;

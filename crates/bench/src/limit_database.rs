@@ -11,16 +11,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use bytes::Bytes;
+use cli_support::Url;
 use futures_util::future::try_join_all;
 use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Monotonic, Runtime, TaskSet};
 use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
-use crate::bench::limit_handler::Ticket;
-use crate::bench::message::PAYLOAD_BYTES;
-use crate::bench::report::Row;
-use crate::engine::Url;
+use crate::limit::Size;
+use crate::limit_handler::Ticket;
+use crate::message::PAYLOAD_BYTES;
+use crate::report::Row;
 
 const MAKE: &str = "drop table if exists reveille_bench_limit;
     create table reveille_bench_limit (number bigint primary key, value bytea not null)";
@@ -30,21 +31,15 @@ const INSERT: &str = "insert into reveille_bench_limit select * from unnest($1::
 /// Of one batch of the bare handler, as in the store.
 const ROWS_MAX: usize = 1_000;
 
-/// `outstanding`: rows whose commit is waited for, at any time.
+/// Measures a database over `connections`, with as many rows outstanding at any time as `size` has connections.
 ///
 /// # Errors
 /// If the server cannot be reached or refuses.
-pub(crate) async fn measure(
-    runtime: &Runtime,
-    store: &Url,
-    outstanding: usize,
-    duration: Duration,
-) -> anyhow::Result<Row> {
+pub(crate) async fn measure(runtime: &Runtime, store: &Url, connections: usize, size: Size) -> anyhow::Result<Row> {
     let server = Arc::new(Server::new(store.as_str(), postgres_client::Options::default())?);
     let (tasks, stop) = (TaskSet::new(runtime), CancellationToken::new());
-    let connections = store_postgres::Options::default().creator_connections;
     let links: Vec<Link> = (0..connections).map(|_| Link::start(runtime, &tasks, &server, stop.clone())).collect();
-    let measured = on(runtime, &links, outstanding.div_ceil(connections), duration).await;
+    let measured = on(runtime, &links, size.connections.div_ceil(connections), size.duration).await;
     stop.cancel();
     tasks.join().await;
     measured.context("cannot measure what the database can do")
@@ -76,11 +71,11 @@ pub(crate) async fn lanes(
     runtime: &Runtime,
     tasks: &TaskSet,
     store: &Url,
+    connections: usize,
 ) -> anyhow::Result<mpsc::Sender<(Bytes, Ticket)>> {
     let server = Arc::new(Server::new(store.as_str(), postgres_client::Options::default())?);
     let (sender, waiting) = mpsc::channel(10_000);
     let (waiting, next) = (Arc::new(Mutex::new(waiting)), Arc::new(AtomicI64::new(0)));
-    let connections = store_postgres::Options::default().creator_connections;
     for lane in 0..connections {
         let link = Link::start(runtime, tasks, &server, CancellationToken::new());
         if lane == 0 {
