@@ -11,7 +11,7 @@ use domain::{Incarnation, ScheduleId, Timestamp};
 use runtime::Runtime;
 use serde::{Deserialize, Serialize};
 
-use crate::load::{self, Exchange, Outcome, Pace, Plan};
+use crate::load::{self, Exchange, LoadReport, Pace, Plan};
 use crate::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
 use crate::process::Meter;
 use crate::report::{Row, mebibytes};
@@ -124,7 +124,7 @@ pub(crate) async fn create_all(
     Ok(incarnations)
 }
 
-async fn send(runtime: &Runtime, batches: &Arc<Batches>, connections: usize) -> anyhow::Result<Outcome> {
+async fn send(runtime: &Runtime, batches: &Arc<Batches>, connections: usize) -> anyhow::Result<LoadReport> {
     let plan = Plan {
         address: batches.head.host,
         connections,
@@ -238,7 +238,7 @@ pub(crate) async fn trial(
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of rows stay far below 2^52")]
-fn rows_per_second(rows: u64, outcome: &Outcome) -> f64 {
+fn rows_per_second(rows: u64, outcome: &LoadReport) -> f64 {
     rows as f64 / outcome.elapsed.as_secs_f64().max(1e-9)
 }
 

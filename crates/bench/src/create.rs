@@ -7,7 +7,7 @@ use std::time::Duration;
 use domain::{Incarnation, ScheduleId, Timestamp};
 use runtime::Runtime;
 
-use crate::load::{self, Exchange, Outcome, Pace, Plan};
+use crate::load::{self, Exchange, LoadReport, Pace, Plan};
 use crate::message::{Head, PAYLOAD_BYTES, Schedules, write_request};
 use crate::process::Meter;
 use crate::report::{Row, mebibytes};
@@ -123,7 +123,7 @@ pub(crate) async fn change_trial(
 ///
 /// # Errors
 /// If the server is not there.
-pub(crate) async fn cancel_all(runtime: &Runtime, head: Head, of: Vec<Incarnation>) -> anyhow::Result<Outcome> {
+pub(crate) async fn cancel_all(runtime: &Runtime, head: Head, of: Vec<Incarnation>) -> anyhow::Result<LoadReport> {
     const CONNECTIONS: usize = 32;
     const DURATION_MAX: Duration = Duration::from_secs(600);
     let (address, requests_max) = (head.host, of.len() as u64);

@@ -45,7 +45,7 @@ pub(crate) enum Pace {
     Open { per_second: f64 },
 }
 
-pub(crate) struct Outcome {
+pub(crate) struct LoadReport {
     pub(crate) accepted: u64,
     /// Answers that were not hoped for, by status.
     pub(crate) refused: BTreeMap<u16, u64>,
@@ -59,7 +59,7 @@ pub(crate) struct Outcome {
     pub(crate) latency: Histogram<u64>,
 }
 
-impl Outcome {
+impl LoadReport {
     #[expect(clippy::cast_precision_loss, reason = "counts of requests stay far below 2^52")]
     pub(crate) fn per_second(&self) -> f64 {
         self.accepted as f64 / self.elapsed.as_secs_f64().max(1e-9)
@@ -93,7 +93,7 @@ pub(crate) fn micros(duration: Duration) -> u64 {
 ///
 /// # Errors
 /// If not even the connections can be opened.
-pub(crate) async fn run(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> anyhow::Result<Outcome> {
+pub(crate) async fn run(runtime: &Runtime, plan: Plan, exchange: Arc<dyn Exchange>) -> anyhow::Result<LoadReport> {
     let mut connections = Vec::with_capacity(plan.connections);
     for _ in 0..plan.connections {
         let connection = Connection::open(plan.address).await;
@@ -248,14 +248,14 @@ impl Shared {
         self.tally.lock().expect("no holder of this lock panics")
     }
 
-    fn outcome(&self) -> Outcome {
+    fn outcome(&self) -> LoadReport {
         let tally = self.tally();
         let sent = tally.accepted + tally.refused.values().sum::<u64>() + tally.broken;
         let unsent = match self.plan.pace {
             Pace::Closed => 0,
             Pace::Open { .. } => self.total.saturating_sub(sent),
         };
-        Outcome {
+        LoadReport {
             accepted: tally.accepted,
             refused: tally.refused.clone(),
             broken: tally.broken,

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use crate::Common;
 use crate::fire;
-use crate::load::{self, Outcome, Pace, Plan};
+use crate::load::{self, LoadReport, Pace, Plan};
 use crate::process::rss_anon;
 use crate::report::mebibytes;
 use crate::server::{Server, ServerArguments};
@@ -134,7 +134,7 @@ impl Shop<'_> {
     }
 
     /// So many requests of a kind in a minute, about the carts from `first` on; none if there are none yet.
-    async fn ask(&self, what: What, first: Option<u64>, count: u64) -> anyhow::Result<Outcome> {
+    async fn ask(&self, what: What, first: Option<u64>, count: u64) -> anyhow::Result<LoadReport> {
         let ask = Ask {
             what,
             first: first.unwrap_or(0),

@@ -21,14 +21,14 @@ mod world;
 
 pub use checks::{Rule, Violation};
 pub use knobs::{Fault, Knobs, Mutation};
-pub use moves::{Move, Scheme, measure, moves_table};
-pub use program::{Incident, Input, OnDisk, Order, Out, Program, Seat, Told, View};
-pub use runner::{Coverage, Failure, Outcome, run, run_pieces, shrink};
+pub use moves::{MeasuredMove, MoveKind, measure, moves_table};
+pub use program::{Incident, Input, OnDisk, Out, Program, Request, Seat, Told, View};
+pub use runner::{Coverage, Failure, RunReport, run, run_pieces, shrink};
 pub use seat::Core;
 
 /// One run of the core.
 #[must_use]
-pub fn run_core(knobs: &Knobs, is_read: bool) -> Outcome {
+pub fn run_core(knobs: &Knobs, is_read: bool) -> RunReport {
     run::<Core>(knobs, is_read)
 }
 

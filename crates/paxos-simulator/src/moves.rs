@@ -12,7 +12,7 @@ use simulator::Random;
 
 use crate::checks::{Rule, Violation};
 use crate::knobs::{Knobs, Mutation};
-use crate::program::{Input, Order, Program};
+use crate::program::{Input, Program, Request};
 use crate::seat::Core;
 use crate::world::World;
 
@@ -37,7 +37,7 @@ const NEVER: u64 = 1 << 50;
 
 /// A way for the next master to come to serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Scheme {
+pub enum MoveKind {
     /// The master renews no more, and the next one waits for the whole lease.
     Waits,
     /// The master ends its lease in half a second.
@@ -50,17 +50,17 @@ pub enum Scheme {
     Crashes,
 }
 
-impl Scheme {
-    pub const ALL: [Scheme; 5] =
-        [Scheme::Waits, Scheme::Shortens, Scheme::Consents, Scheme::ConsentsCutOff, Scheme::Crashes];
+impl MoveKind {
+    pub const ALL: [MoveKind; 5] =
+        [MoveKind::Waits, MoveKind::Shortens, MoveKind::Consents, MoveKind::ConsentsCutOff, MoveKind::Crashes];
 
     fn name(self) -> &'static str {
         match self {
-            Scheme::Waits => "1: the lease runs out",
-            Scheme::Shortens => "2: cut to 500 ms",
-            Scheme::Consents => "3: consent",
-            Scheme::ConsentsCutOff => "3, the master cut off",
-            Scheme::Crashes => "the master crashes",
+            MoveKind::Waits => "1: the lease runs out",
+            MoveKind::Shortens => "2: cut to 500 ms",
+            MoveKind::Consents => "3: consent",
+            MoveKind::ConsentsCutOff => "3, the master cut off",
+            MoveKind::Crashes => "the master crashes",
         }
     }
 
@@ -71,17 +71,17 @@ impl Scheme {
         let lease = micros(lease);
         let polling = |late: [u64; 2]| late.map(|part| lease * part / 1_000);
         match self {
-            Scheme::Waits => Some([polling([1_250, 1_560]), polling([124, 340]).map(|late| 100_000 + late)]),
-            Scheme::Shortens => Some([polling([125, 350]).map(|gap| 400_000 + gap), polling([125, 350])]),
-            Scheme::Consents => Some([[3_500; 2], [3_200; 2]]),
-            Scheme::ConsentsCutOff | Scheme::Crashes => None,
+            MoveKind::Waits => Some([polling([1_250, 1_560]), polling([124, 340]).map(|late| 100_000 + late)]),
+            MoveKind::Shortens => Some([polling([125, 350]).map(|gap| 400_000 + gap), polling([125, 350])]),
+            MoveKind::Consents => Some([[3_500; 2], [3_200; 2]]),
+            MoveKind::ConsentsCutOff | MoveKind::Crashes => None,
         }
     }
 }
 
 /// What became of one order. In microseconds of true time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Move {
+pub struct MeasuredMove {
     /// From the order until another node serves.
     pub took: u64,
     /// The longest time for which nobody served.
@@ -98,7 +98,7 @@ pub struct Move {
 ///
 /// # Errors
 /// If a rule is broken, or nobody serves in the end.
-pub fn measure(scheme: Scheme, lease: Duration, seed: u64) -> Result<Move, Violation> {
+pub fn measure(scheme: MoveKind, lease: Duration, seed: u64) -> Result<MeasuredMove, Violation> {
     let mut random = Random::new(seed);
     let group = GroupId(1 + u32::try_from(random.below(IDS.into())).expect("it is small"));
     let mut world = World::new(knobs(lease, random.bits()), false);
@@ -116,7 +116,7 @@ pub fn measure(scheme: Scheme, lease: Duration, seed: u64) -> Result<Move, Viola
     let took = run.world.now - begun;
     let end = run.world.now + AFTER;
     run.until(|run| run.world.now >= end)?;
-    Ok(Move { took, gap: run.gap, silence: run.silence, doubled: run.doubled, commit })
+    Ok(MeasuredMove { took, gap: run.gap, silence: run.silence, doubled: run.doubled, commit })
 }
 
 /// A world, its client, and who looks on.
@@ -159,18 +159,18 @@ impl Run {
         }
     }
 
-    fn order(&mut self, scheme: Scheme, lease: Duration, master: usize, next: usize) -> Result<(), Violation> {
+    fn order(&mut self, scheme: MoveKind, lease: Duration, master: usize, next: usize) -> Result<(), Violation> {
         (self.silence, self.gap, self.doubled) = (0, 0, 0);
         let to = self.world.nodes[next].id;
         match scheme {
-            Scheme::Waits => self.world.order(master, self.group, Order::Shorten(to, micros(lease)))?,
-            Scheme::Shortens => self.world.order(master, self.group, Order::Shorten(to, SHORTENED))?,
-            Scheme::Consents => self.world.order(next, self.group, Order::Take)?,
-            Scheme::ConsentsCutOff => {
-                self.world.order(next, self.group, Order::Take)?;
+            MoveKind::Waits => self.world.request(master, self.group, Request::Shorten(to, micros(lease)))?,
+            MoveKind::Shortens => self.world.request(master, self.group, Request::Shorten(to, SHORTENED))?,
+            MoveKind::Consents => self.world.request(next, self.group, Request::Take)?,
+            MoveKind::ConsentsCutOff => {
+                self.world.request(next, self.group, Request::Take)?;
                 self.world.isolate(master);
             }
-            Scheme::Crashes => self.world.crash(master)?,
+            MoveKind::Crashes => self.world.crash(master)?,
         }
         self.look();
         Ok(())
@@ -274,10 +274,10 @@ pub fn moves_table(count: u64) -> Result<String, Violation> {
     let mut table = String::from(HEAD);
     let mut commits = Vec::new();
     for lease in LEASES {
-        for scheme in Scheme::ALL {
+        for scheme in MoveKind::ALL {
             let moves = (0..count).map(|seed| measure(scheme, lease, seed)).collect::<Result<Vec<_>, _>>()?;
             commits.extend(moves.iter().map(|one| one.commit));
-            let shown = |of: fn(&Move) -> u64| show(percentiles(moves.iter().map(of).collect()));
+            let shown = |of: fn(&MeasuredMove) -> u64| show(percentiles(moves.iter().map(of).collect()));
             let predicted = scheme.predicted(lease).map(|predicted| predicted.map(show));
             let [took, gap] = predicted.unwrap_or_else(|| [String::new(), String::new()]);
             let doubled = moves.iter().map(|one| one.doubled).max().unwrap_or_default();

@@ -67,12 +67,12 @@ pub enum Input<M> {
     StorageFailed,
     Tick,
     Propose(GroupId, u64),
-    Order(GroupId, Order),
+    Request(GroupId, Request),
 }
 
 /// What an operator or the application asks a node for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Order {
+pub enum Request {
     /// Take over by consent.
     Take,
     /// As master, end the lease so many microseconds from now, for this node.

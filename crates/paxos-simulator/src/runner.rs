@@ -19,7 +19,7 @@ use crate::{Mutation, run_core};
 
 /// What a run came to.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct RunReport {
     pub result: Result<(), Violation>,
     pub steps: u64,
     /// It came to the healing.
@@ -33,7 +33,7 @@ pub struct Outcome {
 }
 
 /// One run; with its events as lines if `is_read`.
-pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> Outcome {
+pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> RunReport {
     let mut world = World::<P>::new(knobs.clone(), is_read);
     let result = catch_unwind(AssertUnwindSafe(|| {
         world.run(knobs.steps, u64::MAX)?;
@@ -41,7 +41,7 @@ pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> Outcome {
     }));
     let result =
         result.unwrap_or_else(|payload| Err(Violation { rule: Rule::Assertion, story: panic_message(&*payload) }));
-    Outcome {
+    RunReport {
         result,
         steps: world.steps,
         is_healed: world.is_peaceful,
@@ -56,7 +56,7 @@ pub fn run<P: Program>(knobs: &Knobs, is_read: bool) -> Outcome {
 #[must_use]
 pub fn shrink<P: Program>(knobs: &Knobs, violation: &Violation) -> Knobs {
     let fails = |knobs: &Knobs| match run::<P>(knobs, false) {
-        Outcome { result: Err(found), steps, is_healed, .. } if found.rule == violation.rule => {
+        RunReport { result: Err(found), steps, is_healed, .. } if found.rule == violation.rule => {
             Some((steps, is_healed))
         }
         _ => None,
@@ -88,7 +88,7 @@ pub struct Failure {
 
 impl Failure {
     #[must_use]
-    pub fn of(knobs: &Knobs, outcome: &Outcome) -> Option<Failure> {
+    pub fn of(knobs: &Knobs, outcome: &RunReport) -> Option<Failure> {
         let violation = outcome.result.clone().err()?;
         let is_repeatable = run_core(knobs, false).trace_hash == outcome.trace_hash;
         let least = shrink::<Core>(knobs, &violation);
@@ -247,7 +247,7 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    pub fn add(&mut self, outcome: &Outcome) {
+    pub fn add(&mut self, outcome: &RunReport) {
         self.seeds += 1;
         self.steps += outcome.steps;
         self.acknowledged += outcome.acknowledged;

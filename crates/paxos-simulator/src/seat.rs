@@ -12,7 +12,7 @@ use paxos::{
     ProposalId, Record, Shortened, Slot, Token, Value,
 };
 
-use crate::program::{Incident, Input, OnDisk, Order, Ordered, Out, Program, Seat, Told, View};
+use crate::program::{Incident, Input, OnDisk, Ordered, Out, Program, Request, Seat, Told, View};
 
 pub struct Core {
     me: NodeId,
@@ -132,7 +132,7 @@ impl Program for Core {
                 let entry = Bytes::copy_from_slice(&id.to_le_bytes());
                 of(group, paxos::Input::Propose { id: ProposalId(id), entry })
             }
-            Input::Order(group, order) => match self.order(group, order) {
+            Input::Request(group, request) => match self.request(group, request) {
                 Some(input) => of(group, input),
                 None => return,
             },
@@ -228,18 +228,18 @@ impl Program for Core {
 }
 
 impl Core {
-    fn order(&self, group: GroupId, order: Order) -> Option<paxos::Input> {
-        Some(match order {
-            Order::Take => paxos::Input::Take,
-            Order::Shorten(to, micros) => paxos::Input::Shorten { to, remaining: Duration::from_micros(micros) },
-            Order::Admit(node) => paxos::Input::Admit { node },
-            Order::Dismiss(node) => paxos::Input::Dismiss { node },
-            Order::Drain(node, draining) => {
+    fn request(&self, group: GroupId, request: Request) -> Option<paxos::Input> {
+        Some(match request {
+            Request::Take => paxos::Input::Take,
+            Request::Shorten(to, micros) => paxos::Input::Shorten { to, remaining: Duration::from_micros(micros) },
+            Request::Admit(node) => paxos::Input::Admit { node },
+            Request::Dismiss(node) => paxos::Input::Dismiss { node },
+            Request::Drain(node, draining) => {
                 let entry = paxos::system::Record::Drain { node, draining }.encode().into();
                 paxos::Input::Forward { entry }
             }
-            Order::Snapshot(_) if group == GroupId::SYSTEM => return None,
-            Order::Snapshot(back) => {
+            Request::Snapshot(_) if group == GroupId::SYSTEM => return None,
+            Request::Snapshot(back) => {
                 let application = &self.applications[&group];
                 let index = (application.chain.len() as u64).checked_sub(1 + back)?;
                 let slot = Slot(application.base + index + 1);

@@ -5,8 +5,8 @@ use simulator::Random;
 
 use crate::checks::{Rule, Violation};
 use crate::knobs::Fault;
-use crate::program::{Incident, Order, Program, View};
-use crate::world::{Event, Member, World};
+use crate::program::{Incident, Program, Request, View};
+use crate::world::{Host, World, WorldEvent};
 
 impl<P: Program> World<P> {
     pub(crate) fn make_trouble(&mut self) -> Result<(), Violation> {
@@ -52,7 +52,7 @@ impl<P: Program> World<P> {
             Fault::Snapshots => {
                 for _ in 0..dice.below(3) {
                     let node = dice.index(self.nodes.len());
-                    self.order(node, group, Order::Snapshot(dice.below(4)))?;
+                    self.request(node, group, Request::Snapshot(dice.below(4)))?;
                 }
             }
             Fault::Members => return self.change_members(group, &mut dice),
@@ -134,7 +134,7 @@ impl<P: Program> World<P> {
             _ => {
                 let node = self.random.index(self.nodes.len());
                 let after = self.random.below(self.slot());
-                self.schedule(after, Event::Take { node, group: GroupId::SYSTEM });
+                self.schedule(after, WorldEvent::Take { node, group: GroupId::SYSTEM });
             }
         }
     }
@@ -143,7 +143,7 @@ impl<P: Program> World<P> {
     fn ambush_later(&mut self, node: usize) {
         if self.may_ambush() {
             let after = self.random.below(2 * self.slot());
-            self.schedule(after, Event::Isolate { node });
+            self.schedule(after, WorldEvent::Isolate { node });
         }
     }
 
@@ -159,7 +159,7 @@ impl<P: Program> World<P> {
     fn crash_soon(&mut self, node: usize, within: u64) {
         let life = self.nodes[node].life;
         let after = self.random.below(within);
-        self.schedule(after, Event::Crash { node, life });
+        self.schedule(after, WorldEvent::Crash { node, life });
     }
 
     pub(crate) fn isolate(&mut self, node: usize) {
@@ -184,17 +184,17 @@ impl<P: Program> World<P> {
         self.ambush_later(master);
         if self.knobs.has_system && group != GroupId::SYSTEM {
             let (node, draining) = if dice.coin() { (master, true) } else { (dice.index(self.nodes.len()), false) };
-            return self.order(node, GroupId::SYSTEM, Order::Drain(self.nodes[node].id, draining));
+            return self.request(node, GroupId::SYSTEM, Request::Drain(self.nodes[node].id, draining));
         }
         if dice.coin() {
-            return self.order(node, group, Order::Take);
+            return self.request(node, group, Request::Take);
         }
         let lease = u64::try_from(self.knobs.options.lease.as_micros()).expect("it is short");
         let remaining = [lease, lease / 8, lease / 2][dice.index(3)];
         let mut others = self.members(group);
         others.retain(|member| *member != self.nodes[master].id);
         let Some(to) = others.get(dice.index(others.len().max(1))) else { return Ok(()) };
-        self.order(master, group, Order::Shorten(*to, remaining))?;
+        self.request(master, group, Request::Shorten(*to, remaining))?;
         // It may have said so, and does not learn that it is decided.
         if self.knobs.has(Fault::Pauses) && self.is_up(master) && !self.nodes[master].is_paused && self.may_ambush() {
             self.checks.happened(Incident::Pause);
@@ -258,15 +258,15 @@ impl<P: Program> World<P> {
             self.checks.happened(Incident::Dismissed);
         }
         if let Some(node) = damaged {
-            self.order(master, group, Order::Dismiss(self.nodes[node].id))?;
+            self.request(master, group, Request::Dismiss(self.nodes[node].id))?;
         } else if members.len() > 3 && dice.coin() && (0..self.nodes.len()).all(|node| self.can_spare(node)) {
             let leaving = members[dice.index(members.len())];
-            self.order(master, group, Order::Dismiss(leaving))?;
+            self.request(master, group, Request::Dismiss(leaving))?;
         }
         if members.len() < 5 && !outside.is_empty() && dice.coin() {
             let joining = outside[dice.index(outside.len())];
             self.restart_later(joining, 0);
-            self.order(master, group, Order::Admit(self.nodes[joining].id))?;
+            self.request(master, group, Request::Admit(self.nodes[joining].id))?;
         }
         Ok(())
     }
@@ -367,9 +367,9 @@ impl<P: Program> World<P> {
     /// Members that do not know that so much is decided.
     fn behind(&self, (group, decided): (GroupId, Slot)) -> Vec<(GroupId, Slot, NodeId)> {
         let members = self.newest(group).map(|view| view.members_decided).unwrap_or_default();
-        let is_behind = |member: &&Member<P>| {
-            let view = member.program.as_ref().map(|program| program.view(group));
-            members.contains(&member.id) && view.is_some_and(|view| view.decided < decided)
+        let is_behind = |host: &&Host<P>| {
+            let view = host.program.as_ref().map(|program| program.view(group));
+            members.contains(&host.id) && view.is_some_and(|view| view.decided < decided)
         };
         self.nodes.iter().filter(is_behind).map(|member| (group, decided, member.id)).collect()
     }

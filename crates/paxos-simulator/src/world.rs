@@ -11,7 +11,7 @@ use crate::checks::{Checks, Violation};
 use crate::clock::Clock;
 use crate::disk::{Disk, Left};
 use crate::knobs::{Fault, Knobs, Mutation};
-use crate::program::{Incident, Input, Order, Out, Program, Seat, Told};
+use crate::program::{Incident, Input, Out, Program, Request, Seat, Told};
 use crate::seat::mix;
 
 /// Nodes that are not there at first, and can take the place of those that lost their disk.
@@ -23,7 +23,7 @@ pub(crate) struct World<P: Program> {
     /// True microseconds.
     pub(crate) now: u64,
     pub(crate) steps: u64,
-    pub(crate) nodes: Vec<Member<P>>,
+    pub(crate) nodes: Vec<Host<P>>,
     /// Whether what this one sends does not reach that one.
     pub(crate) is_cut: Vec<Vec<bool>>,
     pub(crate) groups: Vec<GroupId>,
@@ -32,7 +32,7 @@ pub(crate) struct World<P: Program> {
     /// Clients ask for nothing.
     pub(crate) is_silent: bool,
     queue: BinaryHeap<Reverse<(u64, u64, usize)>>,
-    events: Vec<Option<Event<P::Message>>>,
+    events: Vec<Option<WorldEvent<P::Message>>>,
     free: Vec<usize>,
     sequence: u64,
     proposals: u64,
@@ -47,7 +47,7 @@ pub(crate) struct World<P: Program> {
     pub(crate) lines: Option<Vec<String>>,
 }
 
-pub(crate) struct Member<P: Program> {
+pub(crate) struct Host<P: Program> {
     pub(crate) id: NodeId,
     /// `None` while it is down, or was never up.
     pub(crate) program: Option<P>,
@@ -56,7 +56,7 @@ pub(crate) struct Member<P: Program> {
     disk: Disk,
     clock: Clock,
     pub(crate) is_paused: bool,
-    waiting: Vec<Event<P::Message>>,
+    waiting: Vec<WorldEvent<P::Message>>,
     out: Out<P::Message>,
     pub(crate) is_damaged: bool,
     /// It will find that it is, when it starts.
@@ -65,14 +65,14 @@ pub(crate) struct Member<P: Program> {
     pub(crate) has_failed: bool,
 }
 
-impl<P: Program> Member<P> {
+impl<P: Program> Host<P> {
     pub(crate) fn was_up(&self) -> bool {
         self.life > 0
     }
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Event<M> {
+pub(crate) enum WorldEvent<M> {
     Deliver { from: usize, to: usize, message: M },
     Synced { node: usize, life: u32, fails: bool },
     Tick { node: usize, life: u32 },
@@ -91,7 +91,7 @@ impl<P: Program> World<P> {
         let count = knobs.nodes as usize + SPARES;
         let everyone: Vec<_> = (1..).map(NodeId).take(count).collect();
         let groups: Vec<_> = (u32::from(!knobs.has_system)..=knobs.groups).map(GroupId).collect();
-        let nodes = everyone.iter().map(|id| Member {
+        let nodes = everyone.iter().map(|id| Host {
             id: *id,
             program: None,
             life: 0,
@@ -131,10 +131,10 @@ impl<P: Program> World<P> {
         };
         for node in 0..world.knobs.nodes as usize {
             world.set_rate(node);
-            world.schedule(node as u64 * 10, Event::Restart { node });
+            world.schedule(node as u64 * 10, WorldEvent::Restart { node });
         }
-        world.schedule(world.knobs.proposal, Event::Client);
-        world.schedule(world.knobs.trouble, Event::Trouble);
+        world.schedule(world.knobs.proposal, WorldEvent::Client);
+        world.schedule(world.knobs.trouble, WorldEvent::Trouble);
         world
     }
 
@@ -159,26 +159,26 @@ impl<P: Program> World<P> {
         self.happen(event)
     }
 
-    fn happen(&mut self, event: Event<P::Message>) -> Result<(), Violation> {
+    fn happen(&mut self, event: WorldEvent<P::Message>) -> Result<(), Violation> {
         match event {
-            Event::Deliver { from, to, message } => {
+            WorldEvent::Deliver { from, to, message } => {
                 if self.nodes[to].is_paused {
-                    self.nodes[to].waiting.push(Event::Deliver { from, to, message });
+                    self.nodes[to].waiting.push(WorldEvent::Deliver { from, to, message });
                 } else if !self.is_cut[from][to] {
                     let from = self.nodes[from].id;
                     return self.feed(to, Input::Message(from, message));
                 }
             }
-            Event::Synced { node, life, fails } => {
+            WorldEvent::Synced { node, life, fails } => {
                 if self.nodes[node].is_paused {
-                    self.nodes[node].waiting.push(Event::Synced { node, life, fails });
+                    self.nodes[node].waiting.push(WorldEvent::Synced { node, life, fails });
                 } else if self.nodes[node].life == life {
                     return self.sync_is_over(node, fails);
                 }
             }
-            Event::Tick { node, life } if self.nodes[node].life == life && self.nodes[node].program.is_some() => {
+            WorldEvent::Tick { node, life } if self.nodes[node].life == life && self.nodes[node].program.is_some() => {
                 let jitter = self.random.below(self.knobs.tick / 4 + 1);
-                self.schedule(self.knobs.tick + jitter, Event::Tick { node, life });
+                self.schedule(self.knobs.tick + jitter, WorldEvent::Tick { node, life });
                 if !self.nodes[node].is_paused {
                     if self.nodes[node].disk.wants_marker() {
                         self.nodes[node].disk.mark();
@@ -187,36 +187,36 @@ impl<P: Program> World<P> {
                     return self.feed(node, Input::Tick);
                 }
             }
-            Event::Tick { .. } => {}
-            Event::Client => {
-                self.schedule(self.knobs.proposal, Event::Client);
+            WorldEvent::Tick { .. } => {}
+            WorldEvent::Client => {
+                self.schedule(self.knobs.proposal, WorldEvent::Client);
                 if !self.is_silent {
                     return self.propose();
                 }
             }
-            Event::Trouble => {
+            WorldEvent::Trouble => {
                 let wait = self.knobs.trouble / 2 + self.random.below(self.knobs.trouble);
-                self.schedule(wait, Event::Trouble);
+                self.schedule(wait, WorldEvent::Trouble);
                 if !self.is_peaceful {
                     return self.make_trouble();
                 }
             }
-            Event::Resume { node } => return self.resume(node),
-            Event::Restart { node } => return self.start(node),
-            Event::Crash { node, life } if self.nodes[node].life == life && !self.is_peaceful => {
+            WorldEvent::Resume { node } => return self.resume(node),
+            WorldEvent::Restart { node } => return self.start(node),
+            WorldEvent::Crash { node, life } if self.nodes[node].life == life && !self.is_peaceful => {
                 let after = self.random.below(3_000);
                 self.restart_later(node, after);
                 return self.crash(node);
             }
-            Event::Crash { .. } => {}
-            Event::Isolate { node } => self.isolate(node),
-            Event::Take { node, group } if !self.is_peaceful => return self.order(node, group, Order::Take),
-            Event::Take { .. } => {}
+            WorldEvent::Crash { .. } => {}
+            WorldEvent::Isolate { node } => self.isolate(node),
+            WorldEvent::Take { node, group } if !self.is_peaceful => return self.request(node, group, Request::Take),
+            WorldEvent::Take { .. } => {}
         }
         Ok(())
     }
 
-    pub(crate) fn schedule(&mut self, after: u64, event: Event<P::Message>) {
+    pub(crate) fn schedule(&mut self, after: u64, event: WorldEvent<P::Message>) {
         let index = self.free.pop().unwrap_or_else(|| {
             self.events.push(None);
             self.events.len() - 1
@@ -227,7 +227,7 @@ impl<P: Program> World<P> {
     }
 
     pub(crate) fn restart_later(&mut self, node: usize, after: u64) {
-        self.schedule(after, Event::Restart { node });
+        self.schedule(after, WorldEvent::Restart { node });
     }
 
     pub(crate) fn index(&self, id: NodeId) -> usize {
@@ -272,7 +272,7 @@ impl<P: Program> World<P> {
         }
         member.program = Some(program);
         self.note(node, || "starts".to_owned());
-        self.schedule(self.knobs.tick, Event::Tick { node, life });
+        self.schedule(self.knobs.tick, WorldEvent::Tick { node, life });
         self.collect(node)
     }
 
@@ -420,7 +420,7 @@ impl<P: Program> World<P> {
             if copy > 0 {
                 self.checks.happened(Incident::Doubled);
             }
-            self.schedule(delay, Event::Deliver { from, to, message: message.clone() });
+            self.schedule(delay, WorldEvent::Deliver { from, to, message: message.clone() });
         }
     }
 
@@ -444,7 +444,7 @@ impl<P: Program> World<P> {
             time += 10_000 + self.random.below(200_000);
         }
         let fails = self.knobs.has(Fault::FailedSyncs) && self.random.chance(failing);
-        self.schedule(time, Event::Synced { node, life, fails });
+        self.schedule(time, WorldEvent::Synced { node, life, fails });
     }
 
     fn sync_is_over(&mut self, node: usize, fails: bool) -> Result<(), Violation> {
@@ -454,7 +454,7 @@ impl<P: Program> World<P> {
             self.nodes[node].disk.fail_sync(&mut self.random);
             // A right program has stopped. Any other is given the time to go on, and told that later syncs succeed.
             let (after, life) = (1_000 + self.random.below(50_000), self.nodes[node].life);
-            self.schedule(after, Event::Crash { node, life });
+            self.schedule(after, WorldEvent::Crash { node, life });
             return self.feed(node, Input::StorageFailed);
         }
         let (token, fresh) = self.nodes[node].disk.synced();
@@ -496,7 +496,7 @@ impl<P: Program> World<P> {
     pub(crate) fn pause(&mut self, node: usize, time: u64) {
         self.nodes[node].is_paused = true;
         self.note(node, || format!("stands still for {time}"));
-        self.schedule(time, Event::Resume { node });
+        self.schedule(time, WorldEvent::Resume { node });
     }
 
     pub(crate) fn resume(&mut self, node: usize) -> Result<(), Violation> {
@@ -541,17 +541,17 @@ impl<P: Program> World<P> {
         self.feed(node, Input::Propose(group, self.proposals))
     }
 
-    pub(crate) fn order(&mut self, node: usize, group: GroupId, order: Order) -> Result<(), Violation> {
+    pub(crate) fn request(&mut self, node: usize, group: GroupId, request: Request) -> Result<(), Violation> {
         if self.nodes[node].is_paused {
             return Ok(());
         }
-        if let Order::Admit(joining) = order {
+        if let Request::Admit(joining) = request {
             self.invited.insert((group, joining));
         }
-        if let Order::Dismiss(leaving) = order {
+        if let Request::Dismiss(leaving) = request {
             self.dismissed.insert((group, leaving));
         }
-        self.feed(node, Input::Order(group, order))
+        self.feed(node, Input::Request(group, request))
     }
 
     pub(crate) fn note(&mut self, node: usize, what: impl FnOnce() -> String) {
@@ -569,7 +569,7 @@ impl<P: Program> World<P> {
             Input::StorageFailed => "a sync fails".to_owned(),
             Input::Tick => return,
             Input::Propose(group, id) => format!("propose {group} {id}"),
-            Input::Order(group, order) => format!("order {group} {order:?}"),
+            Input::Request(group, request) => format!("order {group} {request:?}"),
         };
         let clock = self.clock(node).0;
         self.note(node, || format!("@{clock} {what}"));

@@ -105,7 +105,7 @@ pub enum Scheme {
 
 /// What became of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Outcome {
+pub enum RecordOutcome {
     Applied,
     /// What it was made for is not so, or no longer.
     Stale,
@@ -161,54 +161,54 @@ pub struct System {
 impl System {
     /// # Panics
     /// `slot` was applied before: then this replica has lost its place.
-    pub fn apply(&mut self, slot: Slot, record: &Record) -> Outcome {
+    pub fn apply(&mut self, slot: Slot, record: &Record) -> RecordOutcome {
         assert!(slot > self.applied, "slot {slot} is applied after {}", self.applied);
         self.applied = slot;
         match record {
             Record::Node { node, capacity } => {
                 self.nodes.entry(*node).or_default().capacity = *capacity;
-                Outcome::Applied
+                RecordOutcome::Applied
             }
             Record::Drain { node, draining } => self.with(*node, |node| {
                 node.draining = *draining;
-                Outcome::Applied
+                RecordOutcome::Applied
             }),
             Record::Group { group, replicas } => self.place(*group, replicas),
             Record::Weigh { weights } => self.weigh(weights),
             Record::Join { node, liveness, incarnation, stamp } => self.with(*node, |node| {
                 if *liveness != node.liveness + 1 {
-                    return Outcome::Stale;
+                    return RecordOutcome::Stale;
                 }
                 (node.liveness, node.incarnation) = (*liveness, *incarnation);
                 (node.stamp, node.alive) = (*stamp, Some(slot));
-                Outcome::Applied
+                RecordOutcome::Applied
             }),
             Record::Alive { node, liveness, last, stamp } => self.with(*node, |node| {
                 // One that was overtaken by a later one says nothing new, and must not take the lease back.
                 if node.alive != Some(*last) || node.liveness != *liveness || *stamp <= node.stamp {
-                    return Outcome::Stale;
+                    return RecordOutcome::Stale;
                 }
                 (node.stamp, node.alive) = (*stamp, Some(slot));
-                Outcome::Applied
+                RecordOutcome::Applied
             }),
             Record::Expire { node, liveness, last } => self.with(*node, |node| {
                 if node.liveness != *liveness || node.alive != Some(*last) {
-                    return Outcome::Stale;
+                    return RecordOutcome::Stale;
                 }
                 node.alive = None;
-                Outcome::Applied
+                RecordOutcome::Applied
             }),
             Record::TokenTake(take) => self.take(slot, take),
             Record::TokenStep { fence, step, stamp } => match &mut self.token {
                 Some(token) if token.fence == *fence && token.stamp < *stamp => {
                     (token.step, token.stamp, token.last) = (*step, *stamp, slot);
-                    Outcome::Applied
+                    RecordOutcome::Applied
                 }
-                Some(_) | None => Outcome::Stale,
+                Some(_) | None => RecordOutcome::Stale,
             },
             Record::TokenEnd { fence } => match self.token.take_if(|token| token.fence == *fence) {
-                Some(_) => Outcome::Applied,
-                None => Outcome::Stale,
+                Some(_) => RecordOutcome::Applied,
+                None => RecordOutcome::Stale,
             },
         }
     }
@@ -249,42 +249,42 @@ impl System {
         self.nodes.get(&node).is_some_and(|node| node.alive.is_some())
     }
 
-    fn with(&mut self, node: NodeId, change: impl FnOnce(&mut Node) -> Outcome) -> Outcome {
-        self.nodes.get_mut(&node).map_or(Outcome::Unknown, change)
+    fn with(&mut self, node: NodeId, change: impl FnOnce(&mut Node) -> RecordOutcome) -> RecordOutcome {
+        self.nodes.get_mut(&node).map_or(RecordOutcome::Unknown, change)
     }
 
-    fn place(&mut self, group: GroupId, replicas: &[NodeId]) -> Outcome {
+    fn place(&mut self, group: GroupId, replicas: &[NodeId]) -> RecordOutcome {
         if !replicas.iter().all(|node| self.nodes.contains_key(node)) {
-            return Outcome::Unknown;
+            return RecordOutcome::Unknown;
         }
         self.groups.entry(group).or_default().replicas = replicas.to_vec();
-        Outcome::Applied
+        RecordOutcome::Applied
     }
 
     /// Those that there are get their weight, also when others are unknown.
-    fn weigh(&mut self, weights: &[(GroupId, u64)]) -> Outcome {
-        let mut outcome = Outcome::Applied;
+    fn weigh(&mut self, weights: &[(GroupId, u64)]) -> RecordOutcome {
+        let mut outcome = RecordOutcome::Applied;
         for (group, weight) in weights {
             match self.groups.get_mut(group) {
                 Some(group) => group.weight = *weight,
-                None => outcome = Outcome::Unknown,
+                None => outcome = RecordOutcome::Unknown,
             }
         }
         outcome
     }
 
-    fn take(&mut self, slot: Slot, take: &Take) -> Outcome {
+    fn take(&mut self, slot: Slot, take: &Take) -> RecordOutcome {
         let present = (self.fence, self.token.as_ref().map_or(Slot(0), |token| token.last));
         if take.seen != present {
-            return Outcome::Stale;
+            return RecordOutcome::Stale;
         }
         match self.nodes.get(&take.holder) {
-            None => return Outcome::Unknown,
-            Some(node) if node.alive.is_none() || node.liveness != take.liveness => return Outcome::Stale,
+            None => return RecordOutcome::Unknown,
+            Some(node) if node.alive.is_none() || node.liveness != take.liveness => return RecordOutcome::Stale,
             Some(_) => {}
         }
         if !self.groups.contains_key(&take.group) || !self.nodes.contains_key(&take.to) {
-            return Outcome::Unknown;
+            return RecordOutcome::Unknown;
         }
         self.fence = Fence(self.fence.0 + 1);
         self.token = Some(Token {
@@ -299,6 +299,6 @@ impl System {
             stamp: take.stamp,
             last: slot,
         });
-        Outcome::Applied
+        RecordOutcome::Applied
     }
 }

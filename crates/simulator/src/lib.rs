@@ -63,6 +63,8 @@ pub use faults::{Coverage, Faults, Incident, Incidents};
 pub use ledger::{CallbackId, Expected, Ledger, Verdict, Violation};
 pub use member::EPOCH;
 pub use random::Random;
-pub use runner::{Caught, Failure, Order, Outcome, Suite, SuiteError, assert_caught, run_seed, run_seeds, try_seeds};
+pub use runner::{
+    Caught, Failure, Order, SeedReport, Suite, SuiteError, assert_caught, run_seed, run_seeds, try_seeds,
+};
 pub use simulation::{Handle, Simulation, VolumeHandle};
 pub use trace::{TAIL_LINES, Text};

@@ -13,7 +13,7 @@ const TAIL_SHOWN: usize = 40;
 
 /// What one seed made of a scenario.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct SeedReport {
     pub seed: u64,
     /// The message of the panic that ended it.
     pub result: Result<(), String>,
@@ -24,11 +24,11 @@ pub struct Outcome {
 }
 
 /// Runs `scenario` once; it fails by panicking.
-pub fn run_seed(seed: u64, text: Text, scenario: impl Fn(&Simulation)) -> Outcome {
+pub fn run_seed(seed: u64, text: Text, scenario: impl Fn(&Simulation)) -> SeedReport {
     let sim = Simulation::new(seed);
     sim.set_trace_text(text);
     let result = catch_unwind(AssertUnwindSafe(|| scenario(&sim))).map_err(|payload| panic_message(&*payload));
-    Outcome { seed, result, incidents: sim.incidents(), trace_hash: sim.trace_hash(), trace_tail: sim.trace_tail() }
+    SeedReport { seed, result, incidents: sim.incidents(), trace_hash: sim.trace_hash(), trace_tail: sim.trace_tail() }
 }
 
 /// A scenario that did not hold.

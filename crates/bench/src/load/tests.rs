@@ -31,7 +31,7 @@ impl Exchange for Post {
 }
 
 /// The outcome of a plan against a server that takes so long for each answer, and how many requests arrived there.
-fn outcome(pace: Pace, connections: usize, requests_max: u64, answer_after: Duration, post: Post) -> (Outcome, u64) {
+fn outcome(pace: Pace, connections: usize, requests_max: u64, answer_after: Duration, post: Post) -> (LoadReport, u64) {
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     tokio.block_on(async {
         let runtime = Runtime::real();

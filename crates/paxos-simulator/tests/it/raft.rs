@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 
 use bytes::Bytes;
 use paxos::{Ballot, GroupId, Instant, NodeId, Slot};
-use paxos_simulator::{Incident, Input, Knobs, OnDisk, Order, Out, Program, Seat, Told, View};
+use paxos_simulator::{Incident, Input, Knobs, OnDisk, Out, Program, Request, Seat, Told, View};
 use raft::eraftpb::{ConfChange, ConfChangeType, ConfState, Entry, EntryType, Message, MessageType, Snapshot};
 use raft::{Config, ProgressState, RawNode, SnapshotStatus, StateRole};
 use simulator::Random;
@@ -116,8 +116,8 @@ impl<D: Driver> Program for Raft<D> {
             Input::Propose(group, id) => {
                 self.replicas.get_mut(&group).expect("all have all groups").propose(id, out);
             }
-            Input::Order(group, order) => {
-                self.replicas.get_mut(&group).expect("all have all groups").order(order, out);
+            Input::Request(group, request) => {
+                self.replicas.get_mut(&group).expect("all have all groups").request(request, out);
             }
         }
         self.replicas.values_mut().for_each(|replica| replica.work::<D>(out));
@@ -314,19 +314,19 @@ impl Replica {
         }
     }
 
-    fn order(&mut self, order: Order, out: &mut Out<Letter>) {
-        match order {
-            Order::Take => self.node.transfer_leader(self.node.raft.id),
+    fn request(&mut self, request: Request, out: &mut Out<Letter>) {
+        match request {
+            Request::Take => self.node.transfer_leader(self.node.raft.id),
             // The nearest that it has: the one who leads gives it away.
-            Order::Shorten(to, _) if self.node.raft.state == StateRole::Leader => {
+            Request::Shorten(to, _) if self.node.raft.state == StateRole::Leader => {
                 self.node.transfer_leader(u64::from(to.0));
             }
-            Order::Shorten(..) => {}
-            Order::Admit(node) => self.change(node, ConfChangeType::AddNode),
-            Order::Dismiss(node) => self.change(node, ConfChangeType::RemoveNode),
-            Order::Snapshot(back) => self.trim(back, out),
+            Request::Shorten(..) => {}
+            Request::Admit(node) => self.change(node, ConfChangeType::AddNode),
+            Request::Dismiss(node) => self.change(node, ConfChangeType::RemoveNode),
+            Request::Snapshot(back) => self.trim(back, out),
             // It balances nothing.
-            Order::Drain(..) => {}
+            Request::Drain(..) => {}
         }
     }
 

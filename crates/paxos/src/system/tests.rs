@@ -168,9 +168,9 @@ fn one_move_is_in_flight_at_a_time_and_each_take_has_a_greater_fence() {
 fn a_process_that_is_not_its_nodes_last_takes_no_token() {
     let mut system = two_nodes();
     tell(&mut system, &[join(A, 2, 1), expire(B, 1, 4)]);
-    assert_eq!(system.apply(Slot(8), &take(A, 0, 0)), Outcome::Stale);
-    assert_eq!(system.apply(Slot(9), &take(B, 0, 0)), Outcome::Stale);
-    assert_eq!(system.apply(Slot(10), &take(L, 0, 0)), Outcome::Unknown);
+    assert_eq!(system.apply(Slot(8), &take(A, 0, 0)), RecordOutcome::Stale);
+    assert_eq!(system.apply(Slot(9), &take(B, 0, 0)), RecordOutcome::Stale);
+    assert_eq!(system.apply(Slot(10), &take(L, 0, 0)), RecordOutcome::Unknown);
     assert_eq!(system.token(), None);
 }
 
@@ -178,10 +178,10 @@ fn a_process_that_is_not_its_nodes_last_takes_no_token() {
 fn weights_of_groups_that_there_are_count_though_others_are_unknown() {
     let mut system = two_nodes();
     let weigh = Record::Weigh { weights: vec![(GroupId(8), 1), (GroupId(7), 99)] };
-    assert_eq!(system.apply(Slot(6), &weigh), Outcome::Unknown);
+    assert_eq!(system.apply(Slot(6), &weigh), RecordOutcome::Unknown);
     assert_eq!(system.groups()[&GroupId(7)].weight, 99);
     let place = Record::Group { group: GroupId(7), replicas: vec![A, L] };
-    assert_eq!(system.apply(Slot(7), &place), Outcome::Unknown);
+    assert_eq!(system.apply(Slot(7), &place), RecordOutcome::Unknown);
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -361,7 +361,7 @@ proptest! {
                 prop_assert!(system.nodes[id].liveness >= node.liveness);
                 prop_assert!(!before.is_expired(*id, node.liveness) || system.is_expired(*id, node.liveness));
             }
-            if outcome == Outcome::Stale {
+            if outcome == RecordOutcome::Stale {
                 prop_assert_eq!(&System { applied: before.applied, ..system.clone() }, &before);
             }
         }

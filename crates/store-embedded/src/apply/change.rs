@@ -13,16 +13,16 @@ use crate::codec::key;
 use crate::index::{Family, Sequence};
 use crate::read::Known;
 
-type Outcome = Result<Result<Written, WriteRefusal>, StoreError>;
+type WriteResult = Result<Result<Written, WriteRefusal>, StoreError>;
 
-const DONE: Outcome = Ok(Ok(Written::Done));
+const DONE: WriteResult = Ok(Ok(Written::Done));
 
-fn refused(refusal: WriteRefusal) -> Outcome {
+fn refused(refusal: WriteRefusal) -> WriteResult {
     Ok(Err(refusal))
 }
 
 impl Machine {
-    pub(super) fn write(&self, at: Sequence, write: &WriteItem<'_>) -> Outcome {
+    pub(super) fn write(&self, at: Sequence, write: &WriteItem<'_>) -> WriteResult {
         let poller = write.poller;
         if self.memory().terms.get(&poller.shard()) != Some(&write.term) {
             return refused(WriteRefusal::Superseded);
@@ -76,7 +76,7 @@ impl Machine {
         poller: PollerId,
         insert: &InsertItem<'_>,
         may: impl Fn(Option<&Known>) -> bool,
-    ) -> Outcome {
+    ) -> WriteResult {
         let offered = insert.head;
         let known = self.rows.find(offered.tenant, insert.id, at)?;
         if !may(known.as_ref()) {
@@ -131,7 +131,14 @@ impl Machine {
         Ok(row)
     }
 
-    fn book(&self, at: Sequence, poller: PollerId, run: &RunItem<'_>, then: Option<&DueKey>, ends: bool) -> Outcome {
+    fn book(
+        &self,
+        at: Sequence,
+        poller: PollerId,
+        run: &RunItem<'_>,
+        then: Option<&DueKey>,
+        ends: bool,
+    ) -> WriteResult {
         let of = &run.occurrence;
         let Some(changed) = self.rows.changed(of.incarnation, at)? else {
             return refused(WriteRefusal::NotFound);
@@ -169,7 +176,7 @@ impl Machine {
         incarnation: Incarnation,
         revision: Revision,
         due: &DueKey,
-    ) -> Outcome {
+    ) -> WriteResult {
         let Some(mut changed) = self.rows.changed(incarnation, at)? else {
             return refused(WriteRefusal::NotFound);
         };
@@ -182,7 +189,7 @@ impl Machine {
         DONE
     }
 
-    fn redrive(&self, at: Sequence, poller: PollerId, of: &Occurrence, due: &DueKey) -> Outcome {
+    fn redrive(&self, at: Sequence, poller: PollerId, of: &Occurrence, due: &DueKey) -> WriteResult {
         let Some(run) = self.rows.run_value(&key::run(of), at)? else { return refused(WriteRefusal::NotFound) };
         let (tenant, ..) = run::summary(&run).map_err(|error| self.rows.malformed_run(of, error))?;
         let dead_letter = key::dead_letter(tenant, of);
