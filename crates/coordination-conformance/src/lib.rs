@@ -6,7 +6,6 @@
 //!
 //! Cases about the end of a lease wait for it, a fraction of a second.
 
-mod between;
 pub mod elector;
 mod history;
 pub mod load;

@@ -23,11 +23,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _};
 
-use super::between::Between;
 use super::tree::{Process, Subject};
 use coordination::recipes::{Candidate, Client, Held, Layout, LeaderSelector, Lock, Trust};
 use coordination::tree::{
-    Acl, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError,
+    Acl, Counted, Credentials, Expected, NodePath, Sequence, SessionOptions, SessionState, Tree, TreeError, Trees,
 };
 
 pub use self::numbers::a_line_goes_on_past_the_last_number;
@@ -172,7 +171,8 @@ impl<'a> Peer<'a> {
     }
 
     async fn open_with(subject: &'a dyn Subject, options: SessionOptions) -> Peer<'a> {
-        Peer::of(subject, subject.process().await, options)
+        let process = subject.process().await;
+        Peer::of(subject, process.clone(), process, options)
     }
 
     /// With something that happens after each answer of the engine's.
@@ -181,12 +181,19 @@ impl<'a> Peer<'a> {
         timeout: Duration,
         hook: impl Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Peer<'a> {
-        let process = Between::new(subject.process().await, hook);
-        Peer::of(subject, Arc::new(process), SessionOptions { timeout, credentials: Vec::new() })
+        let process = subject.process().await;
+        let trees = Arc::new(Counted::with_hook(process.clone(), hook));
+        Peer::of(subject, process, trees, SessionOptions { timeout, credentials: Vec::new() })
     }
 
-    fn of(subject: &'a dyn Subject, process: Arc<dyn Process>, options: SessionOptions) -> Peer<'a> {
-        let client = Client::new(&subject.runtime(), process.clone(), options);
+    /// `trees` leads to the engine through `process`.
+    fn of(
+        subject: &'a dyn Subject,
+        process: Arc<dyn Process>,
+        trees: Arc<dyn Trees>,
+        options: SessionOptions,
+    ) -> Peer<'a> {
+        let client = Client::new(&subject.runtime(), trees, options);
         Peer { subject, process, client }
     }
 

@@ -64,7 +64,7 @@ pub async fn migrate(runtime: &Runtime, url: &str, options: &Options) -> Result<
 /// The place's id.
 ///
 /// # Errors
-/// As [`crate::PostgresCoordination::open`].
+/// As [`crate::Database::open`].
 pub(crate) async fn check(runtime: &Runtime, server: &Server) -> Result<String, OpenError> {
     with_client(runtime, server, async |client| {
         let found = version(client).await.map_err(|error| server.failure(&error))?;

@@ -1,8 +1,8 @@
 //! Leader and followers, seed 002's task scheduler: the leader hands tasks to all replicas, itself among them, and takes back what a dead one had.
 //! Start some replicas, and give them something to do; a task is a shell command:
-//! `cargo run -p coordination-connect --example tasks -- zookeeper://127.0.0.1:2181 work`
-//! `cargo run -p coordination-connect --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'sleep 1; echo two'`
-//! `cargo run -p coordination-connect --example tasks -- zookeeper://127.0.0.1:2181 list`
+//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 work`
+//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 add 'sleep 1; echo one' 'sleep 1; echo two'`
+//! `cargo run -p coordination --example tasks -- zookeeper://127.0.0.1:2181 list`
 //!
 //! A task is a node, and is at any time in one place: below `waiting`, below `given/REPLICA`, or below `done`. It moves as a whole or not at all,
 //! from where its mover has seen it; so a leader that does not know yet that it leads no more loses none.

@@ -5,13 +5,15 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
 
-use crate::Term;
-
 /// The longest lease.
 pub const LEASE_MAX: Duration = Duration::from_secs(3600);
 
 /// Most bytes of a replica's name.
 pub const REPLICA_LEN_MAX: usize = 256;
+
+/// The fencing number of a hold or a leadership: a later one has a greater term. Only compared.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Term(pub u64);
 
 pub type Answer<'a, T> = BoxFuture<'a, Result<T, ElectorError>>;
 

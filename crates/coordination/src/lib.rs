@@ -15,10 +15,6 @@ pub mod ring;
 pub mod tree;
 
 pub use elector::{
-    Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, REPLICA_LEN_MAX, check_replica, departed,
+    Answer, Elector, ElectorError, Follower, LEASE_MAX, Leadership, REPLICA_LEN_MAX, Term, check_replica, departed,
     poll_departures,
 };
-
-/// The fencing number of a hold or a leadership: a later one has a greater term. Only compared.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Term(pub u64);

@@ -46,7 +46,7 @@ pub use follow::Followed;
 pub use group::{Group, Members};
 pub use held::{Ended, Held, Leading, Trust};
 pub use lock::Lock;
-pub use presence::{Presence, Seen};
+pub use presence::{Presence, PresenceState};
 pub use queue::{Candidacy, LeaderQueue, Position};
 pub use rolematch::{Assignment, Job, Role, RoleMatch};
 pub use rwlock::RwLock;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use coordination_postgres::{Database, Dropped, is_unavailable, millis};
 use futures_util::future::BoxFuture;
 use instants::Timestamp;
-use membership::{Answer, ClaimName, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names};
+use membership::{Answer, ClaimName, Member, MemberId, Ownership, OwnershipError, Renewed, View, check_names};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::tokio_postgres::types::ToSql;
 use postgres_client::{Failure, Link};
@@ -115,7 +115,7 @@ const VIEW: &str = "
     order by member.id";
 
 impl Ownership for PostgresOwnership {
-    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen> {
+    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Renewed> {
         let lease = millis(lease);
         Box::pin(async move {
             member.check()?;
@@ -130,7 +130,7 @@ impl Ownership for PostgresOwnership {
         })
     }
 
-    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen> {
+    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed> {
         let lease = millis(lease);
         Box::pin(async move { seen(self.ask_one(&self.database.pulse, RENEW, &[&member.to_string(), &lease]).await?) })
     }
@@ -202,9 +202,9 @@ fn id_of(text: &str) -> Option<MemberId> {
     u128::from_str_radix(&text.replace('-', ""), 16).ok().map(MemberId)
 }
 
-fn seen(engine_millis: Option<i64>) -> Result<Seen, OwnershipError> {
+fn seen(engine_millis: Option<i64>) -> Result<Renewed, OwnershipError> {
     let millis = engine_millis.ok_or(OwnershipError::Lost)?;
-    Ok(Seen { engine_now: Timestamp::from_millis(millis) })
+    Ok(Renewed { engine_now: Timestamp::from_millis(millis) })
 }
 
 fn of_failure(failure: Failure) -> OwnershipError {

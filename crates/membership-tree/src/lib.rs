@@ -21,7 +21,9 @@ use coordination::tree::{
 };
 use futures_util::future::{BoxFuture, try_join_all};
 use futures_util::{FutureExt as _, StreamExt as _};
-use membership::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names};
+use membership::{
+    Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Renewed, View, check_names,
+};
 use runtime::{Runtime, TaskSet};
 use tokio::sync::watch;
 
@@ -173,7 +175,7 @@ impl Inner {
         String::from_utf8(node.data.to_vec()).map_err(|_| not_ours())
     }
 
-    async fn join(self: Arc<Self>, member: Member, lease: Duration) -> Result<Seen, OwnershipError> {
+    async fn join(self: Arc<Self>, member: Member, lease: Duration) -> Result<Renewed, OwnershipError> {
         if self.joined().sessions.contains_key(&member.id) {
             let session = self.session(member.id)?;
             session.check_lease(lease)?;
@@ -206,7 +208,7 @@ impl Inner {
         Ok(seen)
     }
 
-    async fn renew(&self, member: MemberId, lease: Duration) -> Result<Seen, OwnershipError> {
+    async fn renew(&self, member: MemberId, lease: Duration) -> Result<Renewed, OwnershipError> {
         let session = self.session(member)?;
         session.check_lease(lease)?;
         let renewing = Renewing::begin(&session).ok_or(OwnershipError::Lost)?;
@@ -344,9 +346,9 @@ fn touch(clock: &NodePath) -> Op {
 }
 
 /// The engine's time, of a multi that ends with a touch of its clock.
-fn seen(done: Result<Vec<Done>, TreeError>) -> Result<Seen, OwnershipError> {
+fn seen(done: Result<Vec<Done>, TreeError>) -> Result<Renewed, OwnershipError> {
     match done.map_err(told)?.last() {
-        Some(Done::Set(stat)) => Ok(Seen { engine_now: stat.modified_at }),
+        Some(Done::Set(stat)) => Ok(Renewed { engine_now: stat.modified_at }),
         _ => Err(OwnershipError::Unavailable("the engine answered something else".to_owned())),
     }
 }
@@ -388,7 +390,7 @@ impl Inner {
 }
 
 impl Ownership for TreeOwnership {
-    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen> {
+    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Renewed> {
         check_lease(lease);
         match member.check() {
             Ok(()) => self.0.detached(self.0.clone().join(member, lease)),
@@ -396,7 +398,7 @@ impl Ownership for TreeOwnership {
         }
     }
 
-    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen> {
+    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed> {
         check_lease(lease);
         let inner = self.0.clone();
         self.0.detached(async move { inner.renew(member, lease).await })

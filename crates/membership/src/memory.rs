@@ -19,11 +19,11 @@ use runtime::{MemoryLink, Runtime};
 use tokio::sync::watch;
 
 use self::model::Model;
-use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Seen, View, check_names};
+use crate::{Answer, ClaimName, LEASE_MAX, Member, MemberId, Ownership, OwnershipError, Renewed, View, check_names};
 
 /// How the engine in memory behaves within what the port allows.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct MemoryOptions {
+pub struct EngineOptions {
     /// False: a session ends only when its member leaves, whatever its lease. For one process alone, whose end is
     /// the end of this engine, too. Default true.
     pub sessions_end: bool,
@@ -35,9 +35,9 @@ pub struct MemoryOptions {
     pub clock_ahead_millis: i64,
 }
 
-impl Default for MemoryOptions {
+impl Default for EngineOptions {
     fn default() -> Self {
-        MemoryOptions { sessions_end: true, latency: None, fail_one_in: None, clock_ahead_millis: 0 }
+        EngineOptions { sessions_end: true, latency: None, fail_one_in: None, clock_ahead_millis: 0 }
     }
 }
 
@@ -49,7 +49,7 @@ pub struct MemoryOwnership {
 
 struct Engine {
     clock: Runtime,
-    options: MemoryOptions,
+    options: EngineOptions,
     model: Mutex<Model>,
     changes: watch::Sender<()>,
 }
@@ -57,7 +57,7 @@ struct Engine {
 impl MemoryOwnership {
     /// An engine without members. Its clocks are `runtime`'s.
     #[must_use]
-    pub fn new(runtime: Runtime, options: MemoryOptions) -> Self {
+    pub fn new(runtime: Runtime, options: EngineOptions) -> Self {
         let link = link(runtime.clone(), &options);
         let changes = watch::Sender::new(());
         let engine = Engine { clock: runtime, options, model: Mutex::new(Model::default()), changes };
@@ -67,7 +67,7 @@ impl MemoryOwnership {
     /// For one process alone: sessions never end, so that a lease of `Duration::MAX` is kept without renewals.
     #[must_use]
     pub fn single(runtime: Runtime) -> Self {
-        MemoryOwnership::new(runtime, MemoryOptions { sessions_end: false, ..MemoryOptions::default() })
+        MemoryOwnership::new(runtime, EngineOptions { sessions_end: false, ..EngineOptions::default() })
     }
 
     /// The same engine, for another member or for the same one after its crash.
@@ -113,7 +113,7 @@ impl MemoryOwnership {
     }
 }
 
-fn link(runtime: Runtime, options: &MemoryOptions) -> MemoryLink {
+fn link(runtime: Runtime, options: &EngineOptions) -> MemoryLink {
     MemoryLink::new(runtime, options.latency.clone(), options.fail_one_in)
 }
 
@@ -130,13 +130,13 @@ impl Moment {
         self.sessions_end.then(|| self.monotonic + lease)
     }
 
-    fn seen(&self) -> Seen {
-        Seen { engine_now: self.wall }
+    fn seen(&self) -> Renewed {
+        Renewed { engine_now: self.wall }
     }
 }
 
 impl Ownership for MemoryOwnership {
-    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Seen> {
+    fn join(&self, member: Member, lease: Duration) -> Answer<'_, Renewed> {
         self.check_lease(lease);
         Box::pin(async move {
             member.check()?;
@@ -146,7 +146,7 @@ impl Ownership for MemoryOwnership {
         })
     }
 
-    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen> {
+    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed> {
         self.check_lease(lease);
         Box::pin(async move {
             self.call(|model, moment| model.renew(member, moment.end_of(lease)).then(|| moment.seen()))

@@ -1,7 +1,7 @@
 //! Groups of processes that are seen.
 
 use super::*;
-use coordination::recipes::{Followed, Group, Members, Presence, Seen};
+use coordination::recipes::{Followed, Group, Members, Presence, PresenceState};
 use coordination::tree::CreateMode;
 
 fn group(peer: &Peer<'_>) -> Group {
@@ -57,15 +57,18 @@ pub(super) async fn a_name_that_is_taken_is_told_and_had_once_it_is_free(subject
     let first = joined(&one, "ann").await;
     let second = group(&two).join("ann", Bytes::new()).expect("the name is one");
     let mut seen = second.seen();
-    within(subject, "it is told", seen.wait_for(|seen| *seen == Seen::Taken)).await.expect("it goes on");
+    within(subject, "it is told", seen.wait_for(|seen| *seen == PresenceState::Taken)).await.expect("it goes on");
     drop(first);
     within(subject, "it is seen", second.present()).await.expect("the group is open");
     // Beside another of the same session, too.
     let third = group(&two).join("ann", Bytes::new()).expect("the name is one");
     let mut waits = third.seen();
-    within(subject, "it is told", waits.wait_for(|seen| *seen == Seen::Taken)).await.expect("it goes on");
+    within(subject, "it is told", waits.wait_for(|seen| *seen == PresenceState::Taken)).await.expect("it goes on");
     a_moment(subject).await;
-    assert_eq!((second.seen().borrow().clone(), waits.borrow().clone()), (Seen::Present, Seen::Taken));
+    assert_eq!(
+        (second.seen().borrow().clone(), waits.borrow().clone()),
+        (PresenceState::Present, PresenceState::Taken)
+    );
     for name in ["", "..", "a/b"] {
         assert!(group(&one).join(name, Bytes::new()).is_err());
     }

@@ -1,7 +1,7 @@
 //! Locks, and what holding means.
 
 use super::*;
-use coordination::tree::{Counted, CreateMode, Op};
+use coordination::tree::{CreateMode, Op};
 
 pub(super) async fn one_holds_at_a_time_in_the_order_of_asking(subject: &dyn Subject) {
     let mut peers = Vec::new();

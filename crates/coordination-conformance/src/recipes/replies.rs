@@ -15,7 +15,7 @@ async fn deaf_after<'a>(subject: &'a dyn Subject, asked: &'static str) -> Peer<'
         futures_util::future::ready(()).boxed()
     };
     let options = SessionOptions { timeout: LONG, credentials: Vec::new() };
-    Peer::of(subject, Arc::new(Between::new(process, hook)), options)
+    Peer::of(subject, process.clone(), Arc::new(Counted::with_hook(process, hook)), options)
 }
 
 /// From here on it hears nothing. What an engine does once for a connection is done before.

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use coordination::recipes::{Bag, BagChange, Group, LeaderQueue, RoleMatch, Seen};
+use coordination::recipes::{Bag, BagChange, Group, LeaderQueue, PresenceState, RoleMatch};
 use coordination::tree::CreateMode;
 
 /// Beside a recipe's own: kazoo's and Curator's, and rubbish.
@@ -161,7 +161,7 @@ pub(super) async fn a_member_is_seen_again_whatever_others_do_to_its_node(subjec
         },
     ];
     tree.multi(swapped.to_vec()).await.expect("it is open to all");
-    within(subject, "it is told", seen.wait_for(|seen| *seen == Seen::Taken)).await.expect("it goes on");
+    within(subject, "it is told", seen.wait_for(|seen| *seen == PresenceState::Taken)).await.expect("it goes on");
     ann.set(Bytes::from_static(b"ours, later")).expect("it is not too much");
     a_moment(subject).await;
     assert_eq!(tree.get(&at).await.expect("it is there").data, "theirs");

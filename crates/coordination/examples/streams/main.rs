@@ -2,10 +2,10 @@
 //! student, `difficulty` by item. Shards are jobs of a role match, so that processes come, go and die, and shards become more and fewer, while the
 //! stream flows. Each model needs the other's parameters, and subscribes to them by putting its address into a bag.
 //! Start some processes, give each model shards, and let observations flow:
-//! `cargo run -p coordination-connect --example streams -- zookeeper://127.0.0.1:2181 work`
-//! `cargo run -p coordination-connect --example streams -- zookeeper://127.0.0.1:2181 shard 4`
-//! `cargo run -p coordination-connect --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50`
-//! `cargo run -p coordination-connect --example streams -- zookeeper://127.0.0.1:2181 shard 8`
+//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 work`
+//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 4`
+//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 feed --count 1000 --per-second 50`
+//! `cargo run -p coordination --example streams -- zookeeper://127.0.0.1:2181 shard 8`
 //!
 //! What is promised: an observation whose feeding was answered changes each model's parameters once, whoever is killed, and never by two holders
 //! of one shard or by shards of two counts at a time: it is taken out of the inbox, noted as done, and learnt in one change, under the fence of the

@@ -16,7 +16,7 @@ use super::client::Client;
 use super::config::Values;
 use super::follow::{Followed, Scope, Subtree, follow};
 use super::node::{child, join};
-use super::presence::{Presence, Seen};
+use super::presence::{Presence, PresenceState};
 use super::yaml;
 use crate::ring::Ring;
 use crate::tree::{Acl, CreateMode, NodePath, TreeError, Zxid};
@@ -194,7 +194,7 @@ impl Registration {
 
     /// Whether it can be found now, and every change.
     #[must_use]
-    pub fn seen(&self) -> watch::Receiver<Seen> {
+    pub fn seen(&self) -> watch::Receiver<PresenceState> {
         self.presence.seen()
     }
 

@@ -14,7 +14,7 @@ use crate::tree::{Acl, CreateMode, Expected, NodePath, SessionId, TreeError, che
 
 /// Whether a process is seen.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Seen {
+pub enum PresenceState {
     /// It was not yet, or its session was lost and another is being opened.
     NotNow,
     Present,
@@ -29,14 +29,14 @@ pub enum Seen {
 pub struct Presence {
     path: NodePath,
     data: watch::Sender<Bytes>,
-    seen: watch::Receiver<Seen>,
+    seen: watch::Receiver<PresenceState>,
     _tasks: TaskSet,
 }
 
 impl Presence {
     /// Begins to be seen at `path`. `acl` is of the node, and of parents that are missing, which are made as `parents`.
     pub(super) fn start(client: &Client, path: NodePath, parents: CreateMode, acl: Acl, data: Bytes) -> Self {
-        let (told, seen) = watch::channel(Seen::NotNow);
+        let (told, seen) = watch::channel(PresenceState::NotNow);
         let (data, new) = watch::channel(data);
         let tasks = TaskSet::new(client.runtime());
         let keeper = Keeper { client: client.clone(), path: path.clone(), parents, acl, earlier: BTreeSet::new() };
@@ -46,7 +46,7 @@ impl Presence {
 
     /// As it is now, and every change.
     #[must_use]
-    pub fn seen(&self) -> watch::Receiver<Seen> {
+    pub fn seen(&self) -> watch::Receiver<PresenceState> {
         self.seen.clone()
     }
 
@@ -56,9 +56,9 @@ impl Presence {
     /// If the engine refuses it for a reason that stays.
     pub async fn present(&self) -> Result<(), TreeError> {
         let mut seen = self.seen.clone();
-        let settled = seen.wait_for(|seen| matches!(seen, Seen::Present | Seen::Refused(_))).await;
+        let settled = seen.wait_for(|seen| matches!(seen, PresenceState::Present | PresenceState::Refused(_))).await;
         match settled.as_deref() {
-            Ok(Seen::Refused(error)) => Err(error.clone()),
+            Ok(PresenceState::Refused(error)) => Err(error.clone()),
             Ok(_) => Ok(()),
             Err(_) => Err(stopped()),
         }
@@ -91,14 +91,14 @@ struct Keeper {
 }
 
 impl Keeper {
-    async fn run(mut self, mut data: watch::Receiver<Bytes>, told: watch::Sender<Seen>) {
+    async fn run(mut self, mut data: watch::Receiver<Bytes>, told: watch::Sender<PresenceState>) {
         loop {
             match self.be_seen(&mut data, &told).await {
                 Err(TreeError::Disconnected(_) | TreeError::SessionLost | TreeError::NoNode) => {
-                    told.send_replace(Seen::NotNow);
+                    told.send_replace(PresenceState::NotNow);
                 }
                 Err(error) => {
-                    let refused = Seen::Refused(error);
+                    let refused = PresenceState::Refused(error);
                     if *told.borrow() != refused {
                         tracing::warn!(path = %self.path, ?refused, "this process cannot be seen: it is tried again");
                     }
@@ -114,11 +114,11 @@ impl Keeper {
     async fn be_seen(
         &mut self,
         data: &mut watch::Receiver<Bytes>,
-        told: &watch::Sender<Seen>,
+        told: &watch::Sender<PresenceState>,
     ) -> Result<Infallible, TreeError> {
         let owned = self.make(data, told).await?;
         let node = owned.node();
-        told.send_replace(Seen::Present);
+        told.send_replace(PresenceState::Present);
         let mut gone = Box::pin(node.gone());
         loop {
             tokio::select! {
@@ -136,7 +136,7 @@ impl Keeper {
     async fn make(
         &mut self,
         data: &mut watch::Receiver<Bytes>,
-        told: &watch::Sender<Seen>,
+        told: &watch::Sender<PresenceState>,
     ) -> Result<Owned, TreeError> {
         let tree = self.client.session().await?;
         let session = tree.session().id();
@@ -165,7 +165,7 @@ impl Keeper {
                     }
                 }
                 (Some(_), watch) => {
-                    told.send_replace(Seen::Taken);
+                    told.send_replace(PresenceState::Taken);
                     watch.await?;
                 }
                 (None, _) => {}

@@ -1,4 +1,4 @@
-//! What is asked of an engine, counted.
+//! An engine whose requests are counted, with a hook for tests.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,16 +12,29 @@ use super::{
     SessionOptions, Stat, Tree, TreeError, Trees, Watch,
 };
 
-/// An engine that counts the requests of all of its sessions, without those that keep them alive, open and close them.
-pub struct Counted {
-    trees: Arc<dyn Trees>,
+type Hook = Arc<dyn Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// An engine that counts the requests of all of its sessions, without those that keep them alive, open and close them. Tests
+/// put a hook between a request and its answer.
+pub struct Counted<T: ?Sized = dyn Trees> {
+    trees: Arc<T>,
     count: Arc<AtomicU64>,
+    hook: Option<Hook>,
 }
 
-impl Counted {
+impl<T: Trees + ?Sized> Counted<T> {
     #[must_use]
-    pub fn new(trees: Arc<dyn Trees>) -> Self {
-        Counted { trees, count: Arc::default() }
+    pub fn new(trees: Arc<T>) -> Self {
+        Counted { trees, count: Arc::default(), hook: None }
+    }
+
+    /// `hook` is called with a request's name after the engine has answered it, and before the caller sees the answer.
+    #[must_use]
+    pub fn with_hook(
+        trees: Arc<T>,
+        hook: impl Fn(&'static str) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) -> Self {
+        Counted { hook: Some(Arc::new(hook)), ..Counted::new(trees) }
     }
 
     /// So far.
@@ -31,17 +44,17 @@ impl Counted {
     }
 }
 
-impl fmt::Debug for Counted {
+impl<T: Trees + ?Sized> fmt::Debug for Counted<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Counted").field("requests", &self.requests()).finish_non_exhaustive()
     }
 }
 
-impl Trees for Counted {
+impl<T: Trees + ?Sized> Trees for Counted<T> {
     fn open(&self, options: SessionOptions) -> BoxFuture<'_, Result<Arc<dyn Tree>, TreeError>> {
         Box::pin(async move {
             let tree = self.trees.open(options).await?;
-            Ok(Arc::new(CountedTree { tree, count: self.count.clone() }) as Arc<dyn Tree>)
+            Ok(Arc::new(CountedTree { tree, count: self.count.clone(), hook: self.hook.clone() }) as Arc<dyn Tree>)
         })
     }
 }
@@ -49,12 +62,18 @@ impl Trees for Counted {
 struct CountedTree {
     tree: Arc<dyn Tree>,
     count: Arc<AtomicU64>,
+    hook: Option<Hook>,
 }
 
 impl CountedTree {
-    fn counted(&self) -> &dyn Tree {
+    fn counted<'a, T: Send + 'a>(&'a self, what: &'static str, answer: Answer<'a, T>) -> Answer<'a, T> {
         self.count.fetch_add(1, Ordering::Relaxed);
-        &*self.tree
+        let Some(hook) = &self.hook else { return answer };
+        Box::pin(async move {
+            let answer = answer.await;
+            hook(what).await;
+            answer
+        })
     }
 }
 
@@ -64,59 +83,59 @@ impl Tree for CountedTree {
     }
 
     fn create(&self, path: &NodePath, data: Bytes, mode: CreateMode, acl: Acl) -> Answer<'_, Created> {
-        self.counted().create(path, data, mode, acl)
+        self.counted("create", self.tree.create(path, data, mode, acl))
     }
 
     fn set(&self, path: &NodePath, data: Bytes, expected: Expected) -> Answer<'_, Stat> {
-        self.counted().set(path, data, expected)
+        self.counted("set", self.tree.set(path, data, expected))
     }
 
     fn delete(&self, path: &NodePath, expected: Expected) -> Answer<'_, ()> {
-        self.counted().delete(path, expected)
+        self.counted("delete", self.tree.delete(path, expected))
     }
 
     fn multi(&self, ops: Vec<Op>) -> Answer<'_, Vec<Done>> {
-        self.counted().multi(ops)
+        self.counted("multi", self.tree.multi(ops))
     }
 
     fn get(&self, path: &NodePath) -> Answer<'_, Node> {
-        self.counted().get(path)
+        self.counted("get", self.tree.get(path))
     }
 
     fn exists(&self, path: &NodePath) -> Answer<'_, Option<Stat>> {
-        self.counted().exists(path)
+        self.counted("exists", self.tree.exists(path))
     }
 
     fn children(&self, path: &NodePath) -> Answer<'_, Children> {
-        self.counted().children(path)
+        self.counted("children", self.tree.children(path))
     }
 
     fn get_and_watch(&self, path: &NodePath) -> Answer<'_, (Node, Watch)> {
-        self.counted().get_and_watch(path)
+        self.counted("get_and_watch", self.tree.get_and_watch(path))
     }
 
     fn exists_and_watch(&self, path: &NodePath) -> Answer<'_, (Option<Stat>, Watch)> {
-        self.counted().exists_and_watch(path)
+        self.counted("exists_and_watch", self.tree.exists_and_watch(path))
     }
 
     fn children_and_watch(&self, path: &NodePath) -> Answer<'_, (Children, Watch)> {
-        self.counted().children_and_watch(path)
+        self.counted("children_and_watch", self.tree.children_and_watch(path))
     }
 
     fn watch_all(&self, path: &NodePath) -> Answer<'_, Events> {
-        self.counted().watch_all(path)
+        self.counted("watch_all", self.tree.watch_all(path))
     }
 
     fn sync(&self) -> Answer<'_, ()> {
-        self.counted().sync()
+        self.counted("sync", self.tree.sync())
     }
 
     fn acl(&self, path: &NodePath) -> Answer<'_, Vec<Grant>> {
-        self.counted().acl(path)
+        self.counted("acl", self.tree.acl(path))
     }
 
     fn set_acl(&self, path: &NodePath, acl: Acl) -> Answer<'_, Stat> {
-        self.counted().set_acl(path, acl)
+        self.counted("set_acl", self.tree.set_acl(path, acl))
     }
 
     fn close(&self) -> Answer<'_, ()> {

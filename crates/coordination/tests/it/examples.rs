@@ -1,5 +1,8 @@
 //! The examples, as processes that are killed, stopped where they are, and started again, on a real ZooKeeper and a real PostgreSQL.
 
+#![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
+#![expect(clippy::disallowed_methods, reason = "these are tests of processes, which live by the machine's clocks")]
+
 mod cronulla;
 mod streams;
 mod tasks;

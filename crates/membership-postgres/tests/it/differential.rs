@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use domain::ShardId;
-use membership::memory::{MemoryOptions, MemoryOwnership};
+use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{ClaimName, MemberId, Ownership, View};
 use runtime::Runtime;
 
@@ -47,7 +47,7 @@ async fn call(ownership: &dyn Ownership, kind: u64, id: MemberId, names: Vec<Cla
 fn the_database_answers_as_the_model_does() {
     let url = database();
     on_real(async |runtime: Runtime| {
-        let model = MemoryOwnership::new(runtime.clone(), MemoryOptions::default());
+        let model = MemoryOwnership::new(runtime.clone(), EngineOptions::default());
         let engine = open_patiently(&runtime, &url).await;
         let mut numbers = Numbers(1);
         let mut lives = [0_u128; 4];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use instants::Timestamp;
 use runtime::{Monotonic, Runtime};
 
-use crate::Seen;
+use crate::Renewed;
 
 /// How far the engine's wall clock is ahead of this machine's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,13 +29,13 @@ impl Asked {
         Asked { monotonic: runtime.monotonic() }
     }
 
-    pub(super) fn answered(&self, runtime: &Runtime, seen: Seen) -> ClockOffset {
+    pub(super) fn answered(&self, runtime: &Runtime, seen: Renewed) -> ClockOffset {
         ClockOffset::of(runtime.monotonic().since(self.monotonic), runtime.now(), seen)
     }
 }
 
 impl ClockOffset {
-    fn of(round_trip: Duration, received: Timestamp, seen: Seen) -> Self {
+    fn of(round_trip: Duration, received: Timestamp, seen: Renewed) -> Self {
         let half = round_trip / 2;
         let ahead_millis = seen.engine_now.as_millis().saturating_sub((received - half).as_millis());
         ClockOffset { ahead_millis, uncertainty: half + GRAIN }
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn the_engine_is_taken_to_have_looked_in_the_middle_of_the_call() {
         let at = Timestamp::from_millis;
-        let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Seen { engine_now });
+        let offset = |engine_now| ClockOffset::of(Duration::from_millis(100), at(10_000), Renewed { engine_now });
         assert_eq!(offset(at(9_950)), ClockOffset { ahead_millis: 0, uncertainty: Duration::from_millis(51) });
         assert_eq!(offset(at(10_950)).ahead_millis, 1_000);
         assert_eq!(offset(at(8_950)).ahead_millis, -1_000);

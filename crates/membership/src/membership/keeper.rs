@@ -7,7 +7,7 @@ use runtime::{Monotonic, Runtime};
 
 use super::clock::Asked;
 use super::{BeforeRenewal, Lease, Profile, Shared, Status};
-use crate::{Member, MemberId, Ownership, OwnershipError, Seen};
+use crate::{Member, MemberId, Ownership, OwnershipError, Renewed};
 
 pub(super) struct Keeper {
     shared: Arc<Shared>,
@@ -147,7 +147,7 @@ impl Keeper {
     }
 
     /// A call that says what the engine's clock shows.
-    async fn measured(&self, call: crate::Answer<'_, Seen>) -> Result<(), OwnershipError> {
+    async fn measured(&self, call: crate::Answer<'_, Renewed>) -> Result<(), OwnershipError> {
         let asked = Asked::now(self.runtime());
         let seen = self.shared.limited(call).await?;
         let offset = asked.answered(self.runtime(), seen);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use domain::ShardId;
 use futures_util::FutureExt as _;
-use membership::memory::{MemoryOptions, MemoryOwnership};
+use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{
     BeforeRenewal, ClaimName, Membership, Options, Ownership, OwnershipError, Profile, Status, View, assign,
 };
@@ -28,12 +28,12 @@ fn profile(name: &str) -> Profile {
     Profile { name: name.to_owned(), address: format!("{name}:8081"), owns: true, build: "test".to_owned() }
 }
 
-fn engine(sim: &Handle, options: MemoryOptions) -> MemoryOwnership {
+fn engine(sim: &Handle, options: EngineOptions) -> MemoryOwnership {
     MemoryOwnership::new(sim.outside(), options)
 }
 
-fn slow() -> MemoryOptions {
-    MemoryOptions { latency: Some(millis(1)..=millis(20)), ..MemoryOptions::default() }
+fn slow() -> EngineOptions {
+    EngineOptions { latency: Some(millis(1)..=millis(20)), ..EngineOptions::default() }
 }
 
 struct Process {
@@ -178,7 +178,7 @@ fn without_a_yes_before_it_there_is_no_renewal() {
 fn a_lease_counts_from_before_what_comes_before_the_renewal() {
     let sim = Simulation::new(6);
     sim.run_until(async {
-        let engine = engine(&sim, MemoryOptions::default());
+        let engine = engine(&sim, EngineOptions::default());
         let runtime = sim.member("a");
         let began = Arc::new(std::sync::Mutex::new(Vec::new()));
         let before: BeforeRenewal = {
@@ -248,7 +248,7 @@ fn the_engines_clock_is_compared_with_the_machines() {
     for (ahead, is_off) in [(0, false), (400, false), (2_000, true), (-2_000, true)] {
         let sim = Simulation::new(9);
         sim.run_until(async {
-            let engine = engine(&sim, MemoryOptions { clock_ahead_millis: ahead, ..slow() });
+            let engine = engine(&sim, EngineOptions { clock_ahead_millis: ahead, ..slow() });
             let a = start(sim.member("a"), &engine, "a", always());
             a.membership.joined().await.expect("it joins");
             let offset = a.membership.clock_offset().expect("it was measured");
@@ -278,7 +278,7 @@ fn a_member_whose_clock_is_off_is_seen_as_one_that_takes_no_shards() {
     for seed in 0..10 {
         let sim = Simulation::new(seed);
         sim.run_until(async {
-            let engine = engine(&sim, MemoryOptions { fail_one_in: Some(5), ..slow() });
+            let engine = engine(&sim, EngineOptions { fail_one_in: Some(5), ..slow() });
             let (a, b) =
                 (start(sim.member("a"), &engine, "a", always()), start(sim.member("b"), &engine, "b", always()));
             let lease = a.membership.joined().await.expect("it joins");
@@ -328,10 +328,10 @@ fn no_two_members_rely_on_one_shard_whatever_happens() {
         sim.run_until(async {
             let engine = engine(
                 &sim,
-                MemoryOptions {
+                EngineOptions {
                     fail_one_in: Some(8),
                     latency: Some(millis(1)..=millis(300)),
-                    ..MemoryOptions::default()
+                    ..EngineOptions::default()
                 },
             );
             let owned = Arc::new(std::sync::Mutex::new(Vec::new()));

@@ -5,7 +5,7 @@ mod keeping;
 mod mutants;
 mod support;
 
-use membership::memory::MemoryOptions;
+use membership::memory::EngineOptions;
 use membership_conformance::Case;
 use membership_conformance::Subject;
 use support::{Memory, on_real, slow};
@@ -16,7 +16,7 @@ mod real {
     membership_conformance::conformance_tests!(run);
 
     fn run(case: Case<dyn Subject>) {
-        on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
+        on_real(async |runtime| case.run(&Memory::new(runtime, EngineOptions::default())).await);
     }
 }
 

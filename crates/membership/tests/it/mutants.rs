@@ -8,7 +8,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use instants::Timestamp;
 use membership::memory::MemoryOwnership;
-use membership::{Answer, ClaimName, Member, MemberId, Ownership, OwnershipError, Seen, View};
+use membership::{Answer, ClaimName, Member, MemberId, Ownership, OwnershipError, Renewed, View};
 use membership_conformance::case;
 use runtime::Runtime;
 use simulator::Simulation;
@@ -90,11 +90,11 @@ impl Broken {
         }
     }
 
-    fn seen(&self, answer: Result<Seen, OwnershipError>) -> Result<Seen, OwnershipError> {
-        let seen = Seen { engine_now: self.runtime.now() };
+    fn seen(&self, answer: Result<Renewed, OwnershipError>) -> Result<Renewed, OwnershipError> {
+        let seen = Renewed { engine_now: self.runtime.now() };
         match (self.bug, answer) {
             (Bug::LostIsNotTold, Err(OwnershipError::Lost)) => Ok(seen),
-            (Bug::ClockStandsStill, Ok(_)) => Ok(Seen { engine_now: Timestamp::from_millis(1) }),
+            (Bug::ClockStandsStill, Ok(_)) => Ok(Renewed { engine_now: Timestamp::from_millis(1) }),
             (_, answer) => answer,
         }
     }
@@ -111,7 +111,7 @@ impl Broken {
 }
 
 impl Ownership for Broken {
-    fn join(&self, mut member: Member, lease: Duration) -> Answer<'_, Seen> {
+    fn join(&self, mut member: Member, lease: Duration) -> Answer<'_, Renewed> {
         Box::pin(async move {
             if self.bug == Bug::JoinAgainTellsNothing && self.inner.view().await?.member(member.id).is_some() {
                 return self.inner.renew(member.id, lease).await;
@@ -129,10 +129,10 @@ impl Ownership for Broken {
         })
     }
 
-    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Seen> {
+    fn renew(&self, member: MemberId, lease: Duration) -> Answer<'_, Renewed> {
         Box::pin(async move {
             if self.bug == Bug::RenewalHasNoEffect {
-                return Ok(Seen { engine_now: self.runtime.now() });
+                return Ok(Renewed { engine_now: self.runtime.now() });
             }
             let answer = self.inner.renew(member, self.lease(lease)).await;
             self.seen(answer)

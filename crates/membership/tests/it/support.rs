@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use membership::Ownership;
-use membership::memory::{MemoryOptions, MemoryOwnership};
+use membership::memory::{EngineOptions, MemoryOwnership};
 use membership_conformance::Subject;
 use runtime::Runtime;
 
@@ -17,7 +17,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(runtime: Runtime, options: MemoryOptions) -> Self {
+    pub(crate) fn new(runtime: Runtime, options: EngineOptions) -> Self {
         let ownership = MemoryOwnership::new(runtime.clone(), options);
         let wrap = Box::new(|ownership| Arc::new(ownership) as Arc<dyn Ownership>);
         Memory { runtime, ownership, wrap }
@@ -39,8 +39,8 @@ impl Subject for Memory {
     }
 }
 
-pub(crate) fn slow() -> MemoryOptions {
-    MemoryOptions { latency: Some(Duration::ZERO..=Duration::from_millis(8)), ..MemoryOptions::default() }
+pub(crate) fn slow() -> EngineOptions {
+    EngineOptions { latency: Some(Duration::ZERO..=Duration::from_millis(8)), ..EngineOptions::default() }
 }
 
 pub(crate) fn on_real<T>(test: impl AsyncFnOnce(Runtime) -> T) -> T {

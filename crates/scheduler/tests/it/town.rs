@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use domain::{AttemptResult, ScheduleId, Timestamp, When};
 use futures_util::future::BoxFuture;
-use membership::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
+use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{Member, Profile};
 use runtime::Runtime;
 use scheduler::operations::{Cancel, Operation as _};

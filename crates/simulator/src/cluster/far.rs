@@ -8,7 +8,7 @@ use domain::{
     Audit, DueKey, Incarnation, Occurrence, PollerId, Schedule, ScheduleId, ShardId, Tenant, TenantId, Term, Timestamp,
 };
 use futures_util::future::BoxFuture;
-use membership::{ClaimName, Member, MemberId, Ownership, Seen, View};
+use membership::{ClaimName, Member, MemberId, Ownership, Renewed, View};
 use runtime::Runtime;
 use store::{
     Answer, Arrival, Cursor, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted, ListPage, ListRead,
@@ -215,7 +215,7 @@ impl FarOwnership {
 }
 
 impl Ownership for FarOwnership {
-    fn join(&self, member: Member, lease: Duration) -> membership::Answer<'_, Seen> {
+    fn join(&self, member: Member, lease: Duration) -> membership::Answer<'_, Renewed> {
         Box::pin(async move {
             let id = member.id;
             let seen = self.over(self.ownership.join(member, lease)).await?;
@@ -224,7 +224,7 @@ impl Ownership for FarOwnership {
         })
     }
 
-    fn renew(&self, member: MemberId, lease: Duration) -> membership::Answer<'_, Seen> {
+    fn renew(&self, member: MemberId, lease: Duration) -> membership::Answer<'_, Renewed> {
         self.over(self.ownership.renew(member, lease))
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use domain::{ShardId, Tenant};
 use futures_util::future::BoxFuture;
-use membership::memory::{MemoryOptions as EngineOptions, MemoryOwnership};
+use membership::memory::{EngineOptions, MemoryOwnership};
 use membership::{Ownership, Profile};
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery, Options, Peering, Registry, Scheduler};
