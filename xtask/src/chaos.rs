@@ -10,7 +10,6 @@ mod build;
 mod chance;
 mod clients;
 mod faults;
-mod http;
 mod instant;
 mod judge;
 mod log;
@@ -33,9 +32,8 @@ use clap::{Args, ValueEnum};
 use test_servers::postgres::{Options, Postgres};
 
 use chance::Chance;
-use clients::{Client, World};
+use clients::{Client, World, connect};
 use faults::{Stage, wait_until};
-use http::Connection;
 use judge::{Records, judge};
 use log::{Log, Place, Told};
 use member::{Home, Member};
@@ -264,10 +262,10 @@ fn settle(stage: &Stage, folder: &Path, receiver: &Receiver) -> anyhow::Result<(
 fn ask_for_runs(stage: &Stage, folder: &Path) -> anyhow::Result<()> {
     let log = Log::create(&folder.join(log::RUNS))?;
     let questions = Records::read(folder)?.questions();
-    let mut connection = Connection::open(stage.members[0].address(), clients::PATIENCE)?;
+    let mut connection = connect(stage.members[0].address())?;
     for (token, id) in questions.into_iter().take(QUESTIONS_MAX) {
         let path = format!("/v1/schedules/{id}/runs?limit=1000");
-        let answer = connection.send(&stage.world.key, "GET", &path, "")?.json();
+        let answer = connection.exchange(&stage.world.request("GET", &path, ""))?.json();
         for run in answer["runs"].as_array().into_iter().flatten() {
             let instant_of = |name: &str| instant::parse(run[name].as_str()?);
             log.write(&Told {

@@ -1,4 +1,5 @@
-//! Real servers for tests and benches: started on this machine, in a temporary folder, on a free port of 127.0.0.1.
+//! Real servers for tests and benches: started on this machine, in a temporary folder, on a free port of 127.0.0.1; and [`http`],
+//! the HTTP client of tests.
 //!
 //! Only tests, benches and chores use this. Its calls block: a test calls them before, or between, what it measures.
 //!
@@ -11,6 +12,7 @@
 mod cache;
 mod certificate;
 mod guard;
+pub mod http;
 pub mod java;
 pub mod mixed;
 mod network;

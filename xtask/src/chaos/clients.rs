@@ -3,21 +3,22 @@
 //! Always true here: a schedule is asked about by one client only, never by two requests at once.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use test_servers::http::{self, Connection, Message};
 
 use super::chance::Chance;
-use super::http::{Connection, Message};
 use super::instant;
 use super::log::{Answer, Log, Operation, Request, now_millis};
 
 /// A member that does not answer: longer than it waits itself for another one (2 s, twice).
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(5);
+const CONNECT_TIME: Duration = Duration::from_secs(1);
 /// A member that did not answer is not asked for so long.
 const AVOID: Duration = Duration::from_secs(2);
 const TRIES_MAX: u32 = 4;
@@ -41,6 +42,13 @@ pub(super) struct World {
     pub(super) is_over: AtomicBool,
     pub(super) requests: AtomicU64,
     pub(super) unknown: AtomicU64,
+}
+
+impl World {
+    pub(super) fn request(&self, method: &str, path: &str, body: &str) -> Vec<u8> {
+        let headers = format!("authorization: Bearer {}\r\ncontent-type: application/json\r\n", self.key);
+        http::request(method, path, &headers, body.as_bytes())
+    }
 }
 
 impl World {
@@ -286,15 +294,23 @@ impl Client {
         body: &str,
     ) -> std::io::Result<Message> {
         if !self.connections.contains_key(member) {
-            self.connections.insert(member, Connection::open(address, PATIENCE)?);
+            self.connections.insert(member, connect(address)?);
         }
         let connection = self.connections.get_mut(member).expect("it was just made");
-        let message = connection.send(&self.world.key, method, path, body)?;
+        let message = connection.exchange(&self.world.request(method, path, body))?;
         if message.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close")) {
             self.connections.remove(member);
         }
         Ok(message)
     }
+}
+
+/// A connection to one member.
+///
+/// # Errors
+/// If no process answers there; then nothing was asked.
+pub(super) fn connect(address: SocketAddr) -> std::io::Result<Connection> {
+    Connection::new(TcpStream::connect_timeout(&address, CONNECT_TIME)?)?.with_timeout(PATIENCE)
 }
 
 fn understand(request: &mut Request, message: &Message) {

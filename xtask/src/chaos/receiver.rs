@@ -1,6 +1,5 @@
 //! The receiver of all callbacks: it writes each down, then answers it. Some of its answers are slow, some are failures.
 
-use std::io::{BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::Context;
+use test_servers::http::{Connection, Message};
 
 use super::chance::Chance;
-use super::http::Message;
 use super::instant;
 use super::log::{Callback, Log, now_millis};
 
@@ -58,11 +57,10 @@ impl Receiver {
 
     /// Until the connection ends.
     fn serve(&self, stream: TcpStream) -> Option<()> {
-        stream.set_nodelay(true).ok()?;
         let from = stream.peer_addr().ok()?.ip().to_string();
-        let mut stream = BufReader::new(stream);
+        let mut connection = Connection::new(stream).ok()?;
         loop {
-            let message = Message::read(&mut stream).ok()?;
+            let message = connection.read().ok()?;
             let arrived_ms = now_millis();
             let (status, wait_ms) = self.draw();
             match callback(&message, &from, arrived_ms, (status, wait_ms)) {
@@ -76,7 +74,7 @@ impl Receiver {
             self.inner.count.fetch_add(1, Ordering::Relaxed);
             thread::sleep(Duration::from_millis(wait_ms));
             let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\n\r\n");
-            stream.get_mut().write_all(answer.as_bytes()).ok()?;
+            connection.write(answer.as_bytes()).ok()?;
         }
     }
 

@@ -98,9 +98,9 @@ const RULES: &[Rule] = &[
     rule("postgres-client", &["runtime"], &["test-servers"]),
     rule("scheduler", &["domain", "runtime", "store", "stored", "membership"], &["simulator"]),
     rule("listener", &["runtime"], &[]),
-    rule("callback", &["domain", "runtime", "store", "scheduler"], &[]),
-    rule("peers", &["domain", "runtime", "listener", "membership", "scheduler"], &["stored"]),
-    rule("server", &["api", "domain", "runtime", "listener", "store", "scheduler"], &["simulator"]),
+    rule("callback", &["domain", "runtime", "store", "scheduler"], &["test-servers"]),
+    rule("peers", &["domain", "runtime", "listener", "membership", "scheduler"], &["stored", "test-servers"]),
+    rule("server", &["api", "domain", "runtime", "listener", "store", "scheduler"], &["simulator", "test-servers"]),
     // In other people's programs: nothing of the service but its wire types.
     rule("client", &["api"], &["callback", "domain", "runtime", "scheduler", "server", "store"]),
     // Likewise, and nothing of the service at all: what it reads is the standard's.

@@ -28,10 +28,10 @@ async fn a_callback_carries_its_payload_byte_for_byte_and_a_signature_over_it() 
     let payload = b"{ \"a\" : 1.0e2,\n\t\"\xc3\xa9\": \"\\u00e9\" }";
     let (delivered, mut received) = send(delivery(target(listening.url()), payload), &listening).await;
     assert_eq!(delivered.result, AttemptResult::Answered(200));
-    assert_eq!(received.line, "POST /hook?of=test HTTP/1.1");
+    assert_eq!(received.first_line, "POST /hook?of=test HTTP/1.1");
     assert_eq!(received.body, payload);
     verify(&received).unwrap();
-    received.body[0] = b' ';
+    received.0.body[0] = b' ';
     assert!(verify(&received).is_err());
 }
 
@@ -107,7 +107,7 @@ async fn a_users_headers_are_sent_and_replace_the_defaults() {
     to.headers = headers.map(|(name, value)| (name.to_owned(), value.into())).to_vec();
     to.method = "PUT".to_owned();
     let (_, received) = send(delivery(to, b"\"text\""), &listening).await;
-    assert_eq!(received.line, "PUT /hook?of=test HTTP/1.1");
+    assert_eq!(received.first_line, "PUT /hook?of=test HTTP/1.1");
     assert_eq!(received.header("x-team"), Some("billing"));
     assert_eq!(received.header("content-type"), Some("text/plain"));
     let many: Vec<_> = received.headers.iter().filter(|(name, _)| name == "x-many").map(|(_, value)| value).collect();

@@ -1,6 +1,7 @@
 //! A delivery to make, and a target whose every byte the test writes.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ use domain::{
 };
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use test_servers::http::{AsyncConnection, Message};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 pub(crate) const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
@@ -117,24 +119,24 @@ trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
 /// One connection at the target's end.
-pub(crate) struct Peer {
-    socket: Box<dyn Socket>,
-    unread: Vec<u8>,
-}
+pub(crate) struct Peer(AsyncConnection<Box<dyn Socket>>);
 
 /// A request, as its bytes came.
 #[derive(Debug)]
-pub(crate) struct Received {
-    pub(crate) line: String,
-    /// In order.
-    pub(crate) headers: Vec<(String, String)>,
-    pub(crate) body: Vec<u8>,
+pub(crate) struct Received(pub(crate) Message);
+
+impl Deref for Received {
+    type Target = Message;
+
+    fn deref(&self) -> &Message {
+        &self.0
+    }
 }
 
 impl Received {
     /// The header's only value.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        let mut values = self.headers.iter().filter(|(present, _)| present == name);
+        let mut values = self.0.headers.iter().filter(|(present, _)| present == name);
         let value = values.next()?;
         assert!(values.next().is_none(), "{name} came twice");
         Some(&value.1)
@@ -143,49 +145,26 @@ impl Received {
 
 impl Peer {
     pub(crate) fn new(socket: impl AsyncRead + AsyncWrite + Send + Unpin + 'static) -> Self {
-        Peer { socket: Box::new(socket), unread: Vec::new() }
+        Peer(AsyncConnection::new(Box::new(socket)))
     }
 
     pub(crate) async fn request(&mut self) -> Received {
-        let head_len = loop {
-            if let Some(at) = self.unread.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
-            }
-            assert!(self.read().await, "the connection was closed before a request came");
-        };
-        let head: Vec<u8> = self.unread.drain(..head_len).collect();
-        let head = String::from_utf8(head).unwrap();
-        let mut lines = head.trim_end().split("\r\n");
-        let line = lines.next().unwrap().to_owned();
-        let headers: Vec<(String, String)> = lines
-            .map(|line| line.split_once(": ").unwrap())
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .collect();
-        let mut received = Received { line, headers, body: Vec::new() };
-        let body_len = received.header("content-length").map_or(0, |text| text.parse().unwrap());
-        while self.unread.len() < body_len {
-            assert!(self.read().await, "the connection was closed within a request");
-        }
-        received.body = self.unread.drain(..body_len).collect();
-        received
+        Received(self.0.read().await.expect("a request comes before the connection is closed"))
     }
 
     pub(crate) async fn send(&mut self, bytes: &[u8]) {
-        self.socket.write_all(bytes).await.unwrap();
-        self.socket.flush().await.unwrap();
+        self.0.write(bytes).await.unwrap();
+        self.0.stream.flush().await.unwrap();
     }
 
     /// Sends `bytes` again and again until the other side has had enough.
     pub(crate) async fn send_for_ever(&mut self, bytes: &[u8]) {
-        while self.socket.write_all(bytes).await.is_ok() {}
+        while self.0.write(bytes).await.is_ok() {}
     }
 
     /// Waits until the other side closes; anything that it sends before is an error.
     pub(crate) async fn closed(&mut self) {
-        assert!(!self.read().await, "a request came: {:?}", String::from_utf8_lossy(&self.unread));
-    }
-
-    async fn read(&mut self) -> bool {
-        self.socket.read_buf(&mut self.unread).await.is_ok_and(|read| read > 0)
+        let rest = self.0.read_to_end().await.unwrap_or_default();
+        assert!(rest.is_empty(), "a request came: {:?}", String::from_utf8_lossy(&rest));
     }
 }

@@ -12,7 +12,8 @@ use membership::{Member, MemberId};
 use peers::{ClusterSecret, Handler, HttpPeers, Listener, ListenerOptions, PeersOptions};
 use runtime::{Disk, Monotonic, Place, Runtime, TaskHandle, World};
 use scheduler::{InvalidRequest, PeerError, Peers};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use test_servers::http::AsyncConnection;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
@@ -152,20 +153,7 @@ pub(crate) async fn answer_once(listener: &TcpListener, answer: &[u8]) -> Vec<u8
 
 /// A head and the body whose length it tells; less if the other end closes.
 pub(crate) async fn read_message(stream: &mut TcpStream) -> Vec<u8> {
-    let mut message = Vec::new();
-    while !is_whole(&message) {
-        if stream.read_buf(&mut message).await.unwrap_or(0) == 0 {
-            break;
-        }
-    }
-    message
-}
-
-fn is_whole(message: &[u8]) -> bool {
-    let Some(end) = message.windows(4).position(|window| window == b"\r\n\r\n") else { return false };
-    let head = String::from_utf8_lossy(&message[..end]).to_lowercase();
-    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.parse().unwrap());
-    message.len() >= end + 4 + length
+    AsyncConnection::new(stream).read_bytes().await
 }
 
 /// What is answered to these bytes.

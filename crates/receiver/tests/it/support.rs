@@ -9,8 +9,8 @@ use base64::engine::general_purpose::STANDARD;
 use deadpool_postgres::{Manager, Pool};
 use reveille_receiver::{Options, Verifier, create_table};
 use runtime::Runtime;
+use test_servers::http::AsyncConnection;
 use test_servers::postgres::shared;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_postgres::NoTls;
 
@@ -97,12 +97,9 @@ impl Sent {
 }
 
 pub(crate) async fn answer_to(address: SocketAddr, request: &[u8]) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).await.unwrap();
+    let mut connection = AsyncConnection::new(TcpStream::connect(address).await.unwrap());
     // What is refused early may be refused before all of it is written.
-    let _refused = stream.write_all(request).await;
-    let mut answer = Vec::new();
-    let _reset = stream.read_to_end(&mut answer).await;
-    let answer = String::from_utf8(answer).unwrap();
-    let status = answer.split(' ').nth(1).map_or(0, |status| status.parse().unwrap());
-    (status, answer.split_once("\r\n\r\n").map_or(String::new(), |(_, body)| body.to_owned()))
+    let _refused = connection.write(request).await;
+    let answer = connection.read().await.ok();
+    answer.map_or((0, String::new()), |answer| (answer.status().unwrap_or(0), answer.text()))
 }

@@ -1,14 +1,15 @@
 //! A client of the HTTP API, over one connection and with nothing of Reveille in it.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 
 use serde_json::{Value, json};
+use test_servers::http::{self, Connection};
 
 use crate::PATIENCE;
 
 pub(crate) struct Client {
-    stream: BufReader<TcpStream>,
+    connection: Connection,
     key: String,
     /// Lines of the head that each request has.
     more: String,
@@ -29,10 +30,8 @@ impl Answer {
 
 impl Client {
     pub(crate) fn connect(address: SocketAddr, key: &str) -> io::Result<Self> {
-        let stream = TcpStream::connect(address)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(Client { stream: BufReader::new(stream), key: key.to_owned(), more: String::new() })
+        let connection = Connection::new(TcpStream::connect(address)?)?.with_timeout(PATIENCE)?;
+        Ok(Client { connection, key: key.to_owned(), more: String::new() })
     }
 
     /// Sends this, too, from now on.
@@ -48,36 +47,10 @@ impl Client {
 
     /// An error says that there was no whole answer: what was asked for may have happened or not.
     pub(crate) fn send(&mut self, method: &str, path: &str, body: &str) -> io::Result<Answer> {
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: reveille\r\nauthorization: Bearer {}\r\n{}\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            self.key,
-            self.more,
-            body.len()
-        );
-        self.stream.get_mut().write_all(request.as_bytes())?;
-        let head = self.read_head()?;
-        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let header = |wanted: &str| {
-            let fields = head.lines().filter_map(|line| line.split_once(':'));
-            fields.filter(|(name, _)| name.eq_ignore_ascii_case(wanted)).map(|(_, value)| value.trim()).next()
-        };
-        let length = header("content-length").and_then(|length| length.parse().ok());
-        let etag = header("etag").map(str::to_owned);
-        let mut body = vec![0; length.ok_or_else(broken)?];
-        self.stream.read_exact(&mut body)?;
-        let body = String::from_utf8(body).map_err(|_| broken())?;
-        Ok(Answer { status: status.ok_or_else(broken)?, etag, body })
-    }
-
-    fn read_head(&mut self) -> io::Result<String> {
-        let mut head = String::new();
-        while !head.ends_with("\r\n\r\n") {
-            if self.stream.read_line(&mut head)? == 0 {
-                return Err(broken());
-            }
-        }
-        Ok(head)
+        let headers = format!("authorization: Bearer {}\r\n{}content-type: application/json\r\n", self.key, self.more);
+        let answer = self.connection.exchange(&http::request(method, path, &headers, body.as_bytes()))?;
+        let status = answer.status().ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Answer { status, etag: answer.header("etag").map(str::to_owned), body: answer.text() })
     }
 
     pub(crate) fn get(&mut self, path: &str) -> Answer {
@@ -96,8 +69,4 @@ pub(crate) fn one_shot(id: &str, at_millis: u64, url: &str, payload: &Value) -> 
 
 pub(crate) fn rfc3339(millis: u64) -> String {
     domain::Timestamp::from_millis(i64::try_from(millis).expect("an instant of today")).to_string()
-}
-
-fn broken() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the connection ended before a whole answer")
 }

@@ -1,11 +1,11 @@
 //! A receiver of callbacks that remembers every one.
 
-use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Instant;
+
+use test_servers::http::Connection;
 
 use crate::{PATIENCE, now_millis};
 
@@ -87,11 +87,10 @@ impl Receiver {
     }
 
     fn serve(&self, stream: TcpStream) -> Option<()> {
-        stream.set_nodelay(true).ok()?;
-        let mut stream = BufReader::new(stream);
+        let mut connection = Connection::new(stream).ok()?;
         loop {
-            let (line, headers, bytes) = read_request(&mut stream).ok()?;
-            let header = |name: &str| headers.get(name).cloned().unwrap_or_default();
+            let request = connection.read().ok()?;
+            let header = |name: &str| request.header(name).unwrap_or_default().to_owned();
             let hit = Hit {
                 at_millis: now_millis(),
                 run: header("webhook-id"),
@@ -99,40 +98,16 @@ impl Receiver {
                 attempt: header("reveille-attempt"),
                 traceparent: header("traceparent"),
                 authorization: header("authorization"),
-                body: String::from_utf8_lossy(&bytes).into_owned(),
-                bytes,
-                line,
+                body: request.text(),
+                bytes: request.body,
+                line: request.first_line,
             };
             let (state, changed) = &*self.state;
             let mut state = state.lock().unwrap();
             state.hits.push(hit);
             changed.notify_all();
             drop(changed.wait_while(state, |state| state.is_held).unwrap());
-            stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").ok()?;
+            connection.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").ok()?;
         }
     }
-}
-
-fn read_request(stream: &mut BufReader<TcpStream>) -> io::Result<(String, BTreeMap<String, String>, Vec<u8>)> {
-    let mut first = String::new();
-    stream.read_line(&mut first)?;
-    let mut headers = BTreeMap::new();
-    loop {
-        let mut line = String::new();
-        if stream.read_line(&mut line)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        match line.trim_end() {
-            "" => break,
-            line => {
-                if let Some((name, value)) = line.split_once(": ") {
-                    headers.insert(name.to_ascii_lowercase(), value.to_owned());
-                }
-            }
-        }
-    }
-    let length = headers.get("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
-    let mut body = vec![0; length];
-    stream.read_exact(&mut body)?;
-    Ok((first.trim_end().to_owned(), headers, body))
 }

@@ -73,13 +73,13 @@ async fn a_line_is_answered_before_the_next_is_sent() {
         let line = body("") + "\n";
         connection.write(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes()).await;
         if round == 1 {
-            connection.read_head().await;
+            connection.http.read_head().await.unwrap();
         }
-        let result: Value = serde_json::from_slice(&connection.read_chunk().await).unwrap();
+        let result: Value = serde_json::from_slice(&connection.http.read_chunk().await.unwrap()).unwrap();
         assert_eq!((result["line"].as_u64(), result["status"].as_u64()), (Some(round), Some(201)));
     }
     connection.write(b"0\r\n\r\n").await;
-    assert!(connection.read_chunk().await.is_empty());
+    assert!(connection.http.read_chunk().await.unwrap().is_empty());
     drop(connection);
     world.stop().await;
 }
@@ -129,10 +129,12 @@ async fn a_batch_ends_with_its_key() {
         'batch: loop {
             connection.write(chunk.as_bytes()).await;
             if number == 0 {
-                connection.read_head().await;
+                connection.http.read_head().await.unwrap();
             }
             // The last line that is taken, and what ends the batch, may come together.
-            for result in serde_json::Deserializer::from_slice(&connection.read_chunk().await).into_iter::<Value>() {
+            for result in
+                serde_json::Deserializer::from_slice(&connection.http.read_chunk().await.unwrap()).into_iter::<Value>()
+            {
                 let result = result.unwrap();
                 number += 1;
                 assert_eq!(result["line"], number);
@@ -151,7 +153,7 @@ async fn a_batch_ends_with_its_key() {
                 world.runtime.sleep(std::time::Duration::from_millis(20)).await;
             }
         }
-        assert!(connection.read_chunk().await.is_empty(), "that was the last line");
+        assert!(connection.http.read_chunk().await.unwrap().is_empty(), "that was the last line");
     }
     world.stop().await;
 }

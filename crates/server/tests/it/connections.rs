@@ -170,7 +170,7 @@ async fn a_client_that_does_not_read_its_results_is_left() {
         batch.len()
     );
     let request = [head.as_bytes(), batch.as_bytes()].concat();
-    let (mut from_server, mut to_server) = connection.stream.into_split();
+    let (mut from_server, mut to_server) = connection.http.stream.into_split();
     // It may end in a reset: the server need not have taken all of it.
     let sending = world.runtime.spawn("client", async move { drop(to_server.write_all(&request).await) });
     let left =

@@ -14,7 +14,7 @@ use server::{Options, Readiness, Server};
 use sha2::{Digest, Sha256};
 use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use test_servers::http::{self, AsyncConnection};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
@@ -77,7 +77,7 @@ impl World {
 
     pub(crate) async fn connect(&self) -> Connection {
         let stream = TcpStream::connect(self.address).await.unwrap();
-        Connection { runtime: self.runtime.clone(), stream, read: Vec::new() }
+        Connection { runtime: self.runtime.clone(), http: AsyncConnection::new(stream) }
     }
 
     /// One request with our key on a connection of its own.
@@ -136,105 +136,31 @@ impl Deliver for DeliverByPath {
 
 pub(crate) struct Connection {
     runtime: Runtime,
-    pub(crate) stream: TcpStream,
-    read: Vec<u8>,
+    pub(crate) http: AsyncConnection<TcpStream>,
 }
 
 impl Connection {
     pub(crate) async fn request(&mut self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
-        let head = format!("{method} {path} HTTP/1.1\r\nhost: test\r\n{headers}content-length: {}\r\n\r\n", body.len());
-        self.write(&[head.as_bytes(), body].concat()).await;
+        self.write(&http::request(method, path, headers, body)).await;
         self.answer().await
     }
 
     pub(crate) async fn write(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).await.unwrap();
+        self.http.write(bytes).await.unwrap();
     }
 
     /// The next answer, its body decoded.
     pub(crate) async fn answer(&mut self) -> Answer {
-        let runtime = self.runtime.clone();
-        runtime.timeout(PATIENCE, self.read_answer()).await.expect("the server answers")
+        let answer = self.runtime.timeout(PATIENCE, self.http.read()).await.expect("the server answers");
+        let answer = answer.expect("the server answers before it closes the connection");
+        let status = answer.status().unwrap();
+        Answer { status, headers: answer.headers, body: String::from_utf8(answer.body).unwrap() }
     }
 
     /// Whether the server closes this connection without another word.
     pub(crate) async fn is_closed(&mut self) -> bool {
-        let mut rest = Vec::new();
-        let read = self.stream.read_to_end(&mut rest);
-        let ended = self.runtime.timeout(PATIENCE, read).await.expect("the server closes the connection");
-        self.read.is_empty() && rest.is_empty() && ended.is_ok()
-    }
-
-    async fn read_answer(&mut self) -> Answer {
-        let head_end = loop {
-            if let Some(at) = self.read.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
-            }
-            self.read_some().await;
-        };
-        let head: Vec<u8> = self.read.drain(..head_end).collect();
-        let head = String::from_utf8(head).unwrap();
-        let mut lines = head.lines();
-        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
-        let headers: Vec<(String, String)> = lines
-            .filter_map(|line| line.split_once(": "))
-            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
-            .collect();
-        let header = |wanted: &str| headers.iter().find(|(name, _)| name == wanted).map(|(_, value)| value.as_str());
-        let body = match header("content-length") {
-            Some(length) => self.take(length.parse().unwrap()).await,
-            None if header("transfer-encoding") == Some("chunked") => self.read_chunks().await,
-            None => Vec::new(),
-        };
-        Answer { status, headers, body: String::from_utf8(body).unwrap() }
-    }
-
-    async fn read_chunks(&mut self) -> Vec<u8> {
-        let mut body = Vec::new();
-        loop {
-            let chunk = self.read_chunk().await;
-            if chunk.is_empty() {
-                return body;
-            }
-            body.extend(chunk);
-        }
-    }
-
-    /// The head of an answer that is still to be streamed.
-    pub(crate) async fn read_head(&mut self) {
-        while !self.read.windows(4).any(|window| window == b"\r\n\r\n") {
-            self.read_some().await;
-        }
-        let end = self.read.windows(4).position(|window| window == b"\r\n\r\n").unwrap() + 4;
-        self.read.drain(..end);
-    }
-
-    pub(crate) async fn read_chunk(&mut self) -> Vec<u8> {
-        let line_end = loop {
-            if let Some(at) = self.read.windows(2).position(|window| window == b"\r\n") {
-                break at + 2;
-            }
-            self.read_some().await;
-        };
-        let line: Vec<u8> = self.read.drain(..line_end).collect();
-        let length = usize::from_str_radix(std::str::from_utf8(&line).unwrap().trim(), 16).unwrap();
-        let chunk = self.take(length).await;
-        self.take(2).await;
-        chunk
-    }
-
-    async fn take(&mut self, length: usize) -> Vec<u8> {
-        while self.read.len() < length {
-            self.read_some().await;
-        }
-        self.read.drain(..length).collect()
-    }
-
-    async fn read_some(&mut self) {
-        let mut piece = vec![0; 16 * 1024];
-        let length = self.stream.read(&mut piece).await.unwrap();
-        assert!(length > 0, "the server closed the connection after {:?}", String::from_utf8_lossy(&self.read));
-        self.read.extend_from_slice(&piece[..length]);
+        let rest = self.runtime.timeout(PATIENCE, self.http.read_to_end());
+        rest.await.expect("the server closes the connection").is_ok_and(|rest| rest.is_empty())
     }
 }
 

@@ -1,10 +1,11 @@
 //! Seed 000: one of three replicas schedules, and whoever is next goes on.
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
+
+use test_servers::http::Connection;
 
 use super::*;
 
@@ -63,20 +64,12 @@ impl Service {
 }
 
 fn answer(stream: TcpStream, calls: &Mutex<Vec<Call>>, again: &AtomicUsize) -> std::io::Result<()> {
-    let (mut due, mut replica, mut term) = (0, String::new(), 0);
-    for line in BufReader::new(&stream).lines() {
-        let line = line?;
-        match line.split_once(": ") {
-            Some(("idempotency-key", key)) => {
-                let instant = key.strip_prefix("sweep/").expect("the job's name");
-                due = instant.parse::<jiff::Timestamp>().unwrap().as_millisecond();
-            }
-            Some(("x-replica", name)) => name.clone_into(&mut replica),
-            Some(("x-term", number)) => term = number.parse().unwrap(),
-            _ if line.is_empty() => break,
-            _ => {}
-        }
-    }
+    let mut connection = Connection::new(stream)?;
+    let call = connection.read()?;
+    let header = |name: &str| call.header(name).expect("a call has its headers");
+    let instant = header("idempotency-key").strip_prefix("sweep/").expect("the job's name");
+    let due = instant.parse::<jiff::Timestamp>().unwrap().as_millisecond();
+    let (replica, term) = (header("x-replica").to_owned(), header("x-term").parse().unwrap());
     {
         let mut calls = calls.lock().unwrap();
         if calls.iter().all(|call| call.due != due) {
@@ -86,7 +79,7 @@ fn answer(stream: TcpStream, calls: &Mutex<Vec<Call>>, again: &AtomicUsize) -> s
             again.fetch_add(1, Ordering::Relaxed);
         }
     }
-    (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+    connection.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
 }
 
 fn start(folder: &Path, url: &str, service: &Service, replica: &str) -> Process {
