@@ -1,38 +1,83 @@
 //! Who sends a request: `Authorization: Bearer KEY_ID.SECRET`.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
+use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
 use domain::{ApiKey, Role, Tenant};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::refusal::{Kind, Refused, refuse};
-use crate::shared::Shared;
+use crate::extract::path_parameter;
+use crate::refusal::{Code, Refused, refuse};
+use crate::route::Needs;
+use crate::state::AppState;
 
-/// Whose key a request carries.
+/// The key that a request carries, and the tenant that the request is about.
+#[derive(Clone)]
 pub(crate) struct Caller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) key: Arc<ApiKey>,
 }
 
-/// Who sends this request, with the key of a tenant that may do there what `needs` may.
-pub(crate) fn authenticate(shared: &Shared, headers: &HeaderMap, needs: Role) -> Result<Caller, Refused> {
-    let caller = caller(shared, headers)?;
-    if caller.key.role == Role::Operator {
-        return Err(refuse(Kind::RoleForbidden, "an operator has no schedules; use a key of the tenant that has"));
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.remove().expect("the route's operation needs a key, which was checked"))
     }
-    check_role(&caller.key, needs)?;
+}
+
+/// The tenant that an operator names in the path.
+pub(crate) struct NamedTenant(pub(crate) Arc<Tenant>);
+
+impl FromRequestParts<Arc<AppState>> for NamedTenant {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<AppState>) -> Result<Self, Refused> {
+        let name = path_parameter(parts, "tenant").await;
+        app.tenants.named(&name).map(NamedTenant).ok_or_else(tenant_not_found)
+    }
+}
+
+pub(crate) fn tenant_not_found() -> Refused {
+    refuse(Code::TenantNotFound, "there is no tenant of this name that the key may see")
+}
+
+/// The caller, if its key may send such a request. `named` is the tenant in the path; a key of another tenant that is no
+/// operator's learns nothing of it.
+pub(crate) fn authorize(app: &AppState, headers: &HeaderMap, needs: Needs, named: &str) -> Result<Caller, Refused> {
+    let caller = caller(app, headers)?;
+    let is_operator = caller.key.role == Role::Operator;
+    let (role, caller) = match needs {
+        Needs::Nothing => return Ok(caller),
+        Needs::Operator => (Role::Operator, caller),
+        Needs::AdminOf if is_operator => {
+            let tenant = app.tenants.named(named).ok_or_else(tenant_not_found)?;
+            (Role::Admin, Caller { tenant, ..caller })
+        }
+        Needs::AdminOf if caller.tenant.name != named => return Err(tenant_not_found()),
+        Needs::AdminOf => (Role::Admin, caller),
+        Needs::Reader | Needs::Writer | Needs::Admin if is_operator => {
+            return Err(refuse(Code::RoleForbidden, "an operator has no schedules; use a key of the tenant that has"));
+        }
+        Needs::Reader => (Role::Reader, caller),
+        Needs::Writer => (Role::Writer, caller),
+        Needs::Admin => (Role::Admin, caller),
+    };
+    check_role(&caller.key, role)?;
     Ok(caller)
 }
 
-pub(crate) fn check_role(key: &ApiKey, needs: Role) -> Result<(), Refused> {
+fn check_role(key: &ApiKey, needs: Role) -> Result<(), Refused> {
     if key.role >= needs {
         return Ok(());
     }
     let (has, needs) = (role_name(key.role), role_name(needs));
-    Err(refuse(Kind::RoleForbidden, format!("this is a {has}'s key; the request needs a {needs}'s")))
+    Err(refuse(Code::RoleForbidden, format!("this is a {has}'s key; the request needs a {needs}'s")))
 }
 
 fn role_name(role: Role) -> &'static str {
@@ -44,43 +89,41 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Whoever sends this request.
-pub(crate) fn caller(shared: &Shared, headers: &HeaderMap) -> Result<Caller, Refused> {
+/// The owner of the key in the headers.
+fn caller(app: &AppState, headers: &HeaderMap) -> Result<Caller, Refused> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(missing());
     };
     let key = value.to_str().ok().and_then(bearer).ok_or_else(missing)?;
     let Some((key_id, secret)) = key.split_once('.') else {
-        return Err(refuse(Kind::InvalidCredentials, "what was sent is no key: one has the form KEY_ID.SECRET"));
+        return Err(refuse(Code::InvalidCredentials, "what was sent is no key: one has the form KEY_ID.SECRET"));
     };
     // The digests have one length and are compared in constant time; a key's id is no secret.
     let digest: [u8; 32] = Sha256::digest(secret.as_bytes()).into();
-    match shared.tenants.key(key_id) {
-        Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => {
-            unexpired(shared, Caller { tenant, key })
-        }
+    match app.tenants.key(key_id) {
+        Some((tenant, key)) if bool::from(digest.ct_eq(&key.secret_sha256)) => unexpired(app, Caller { tenant, key }),
         _ => Err(wrong()),
     }
 }
 
 /// Whose key it is by now, for a request that goes on for long: a key may be revoked or expire under it, and what its tenant
 /// may do changes.
-pub(crate) fn again(shared: &Shared, key: &ApiKey) -> Result<Caller, Refused> {
-    let (tenant, key) = shared.tenants.key(&key.id).ok_or_else(wrong)?;
-    unexpired(shared, Caller { tenant, key })
+pub(crate) fn again(app: &AppState, key: &ApiKey) -> Result<Caller, Refused> {
+    let (tenant, key) = app.tenants.key(&key.id).ok_or_else(wrong)?;
+    unexpired(app, Caller { tenant, key })
 }
 
-fn unexpired(shared: &Shared, caller: Caller) -> Result<Caller, Refused> {
-    if caller.key.expires_at.is_some_and(|end| end <= shared.runtime.now()) {
+fn unexpired(app: &AppState, caller: Caller) -> Result<Caller, Refused> {
+    if caller.key.expires_at.is_some_and(|end| end <= app.runtime.now()) {
         let detail = "the key has expired; have the tenant's admin make another";
-        return Err(refuse(Kind::InvalidCredentials, detail));
+        return Err(refuse(Code::InvalidCredentials, detail));
     }
     Ok(caller)
 }
 
 fn wrong() -> Refused {
-    refuse(Kind::InvalidCredentials, "the key is wrong, or was revoked")
+    refuse(Code::InvalidCredentials, "the key is wrong, or was revoked")
 }
 
 /// The key in a header of the form `Bearer KEY`.
@@ -91,5 +134,5 @@ fn bearer(value: &str) -> Option<&str> {
 }
 
 fn missing() -> Refused {
-    refuse(Kind::MissingCredentials, "send one header of the form `Authorization: Bearer KEY_ID.SECRET`")
+    refuse(Code::MissingCredentials, "send one header of the form `Authorization: Bearer KEY_ID.SECRET`")
 }

@@ -16,7 +16,7 @@ use api::FieldError;
 use domain::limits::Limits;
 use domain::{Egress, Schedule, ScheduleId, Secret, Spec, Timestamp};
 
-use crate::refusal::{Kind, Refused, refuse, refuse_fields};
+use crate::refusal::{Code, Refused, refuse, refuse_fields};
 use check::ScheduleFields;
 pub(crate) use merge::{Merged, merge};
 use pointer::{ERRORS_MAX, Errors};
@@ -59,7 +59,7 @@ pub(crate) fn read_merged(
             hint: Some("name each header with its value, or take it away with null".to_owned()),
             ..FieldError::default()
         };
-        return Err(refuse_fields(Kind::InvalidSchedule, summary(1), vec![error]));
+        return Err(refuse_fields(Code::InvalidSchedule, summary(1), vec![error]));
     }
     Ok(spec)
 }
@@ -94,7 +94,7 @@ fn read_text(
     };
     match wanted {
         Some(wanted) if found.is_empty() => Ok(wanted),
-        _ => Err(refuse_fields(Kind::InvalidSchedule, summary(found.len()), found)),
+        _ => Err(refuse_fields(Code::InvalidSchedule, summary(found.len()), found)),
     }
 }
 
@@ -118,9 +118,9 @@ fn summary(count: usize) -> String {
 }
 
 fn malformed(error: &serde_json::Error) -> Refused {
-    refuse(Kind::MalformedJson, format!("{error}; send one JSON object in UTF-8"))
+    refuse(Code::MalformedJson, format!("{error}; send one JSON object in UTF-8"))
 }
 
 fn not_utf8(error: &std::str::Utf8Error) -> Refused {
-    refuse(Kind::NotUtf8, format!("byte {} is not part of a UTF-8 character", error.valid_up_to()))
+    refuse(Code::NotUtf8, format!("byte {} is not part of a UTF-8 character", error.valid_up_to()))
 }

@@ -12,11 +12,13 @@ mod tests;
 use std::borrow::Cow;
 
 use api::FieldError;
+use axum::extract::FromRequestParts;
 use axum::http::header::{ETAG, HeaderName, IF_MATCH, IF_NONE_MATCH};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue};
 use domain::{Edition, Schedule, Status};
 
-use crate::refusal::{Kind, Refused, refuse, refuse_fields};
+use crate::refusal::{Code, Refused, refuse, refuse_fields};
 
 /// What is read: `*`, or a list, whose members may be missing (RFC 9110, section 5.6.1.2).
 pub(crate) const PATTERN: &str =
@@ -44,8 +46,16 @@ pub(crate) enum Unmet {
     NoneMatch,
 }
 
+impl<S: Sync> FromRequestParts<S> for Condition {
+    type Rejection = Refused;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refused> {
+        Condition::read(&parts.headers)
+    }
+}
+
 impl Condition {
-    pub(crate) fn read(headers: &HeaderMap) -> Result<Self, Refused> {
+    fn read(headers: &HeaderMap) -> Result<Self, Refused> {
         let matching = read_tags(headers, &IF_MATCH, |tag| !tag.is_weak)?;
         let none_matching = read_tags(headers, &IF_NONE_MATCH, |_| true)?;
         Ok(Condition { matching, none_matching })
@@ -73,7 +83,7 @@ impl Unmet {
             Unmet::Match => "the schedule is not, or no longer, what If-Match names: read it again and decide anew",
             Unmet::NoneMatch => "what If-None-Match names is there",
         };
-        refuse(Kind::PreconditionFailed, detail)
+        refuse(Code::PreconditionFailed, detail)
     }
 }
 
@@ -160,5 +170,5 @@ fn malformed(name: &HeaderName) -> Refused {
         hint: Some("send the ETag of an earlier answer as it was, quotes included".to_owned()),
         ..FieldError::default()
     };
-    refuse_fields(Kind::InvalidParameter, "the request's condition cannot be read; see errors", vec![error])
+    refuse_fields(Code::InvalidParameter, "the request's condition cannot be read; see errors", vec![error])
 }

@@ -18,17 +18,17 @@ use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use crate::metrics::Open;
-use crate::shared::Shared;
+use crate::state::AppState;
 
 /// Serves until the client goes, nothing goes on for too long, or `drain` is cancelled and the requests under way have ended.
 pub(crate) async fn serve(
-    shared: Arc<Shared>,
+    app: Arc<AppState>,
     router: Router,
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     drain: CancellationToken,
     _open: Open,
 ) {
-    let idle_timeout = IdleTimeout { first: shared.options.idle_timeout, period: shared.options.idle_timeout };
+    let idle_timeout = IdleTimeout { first: app.options.idle_timeout, period: app.options.idle_timeout };
     let service = |request: Request<Incoming>, activity| {
         let response = router.clone().call(request.map(Body::new));
         response.map(|response| {
@@ -36,19 +36,19 @@ pub(crate) async fn serve(
             watched(response, activity)
         })
     };
-    let builder = builder(&shared);
-    match listener::serve_http(&shared.runtime, &builder, stream, idle_timeout, &drain, service).await {
+    let builder = builder(&app);
+    match listener::serve_http(&app.runtime, &builder, stream, idle_timeout, &drain, service).await {
         Ok(End::Closed) => {}
         Ok(End::Idle) => {
-            shared.metrics.connections_idle_closed.inc();
+            app.metrics.connections_idle_closed.inc();
         }
         Err(error) => tracing::debug!(%error, "a connection ended"),
     }
 }
 
-fn builder(shared: &Shared) -> Builder {
-    let options = &shared.options;
-    let mut builder = listener::builder(&shared.runtime);
+fn builder(app: &AppState) -> Builder {
+    let options = &app.options;
+    let mut builder = listener::builder(&app.runtime);
     builder.http1().max_buf_size(options.head_bytes_max.max(8_192));
     let head_bytes_max = u32::try_from(options.head_bytes_max).unwrap_or(u32::MAX);
     builder

@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio_rustls::server::TlsStream;
 
 use crate::metrics::Open;
-use crate::shared::Shared;
+use crate::state::AppState;
 use crate::tls::Tls;
 use crate::{Options, Readiness, connection, routes};
 
@@ -21,7 +21,7 @@ const BACKLOG: u32 = 4_096;
 
 /// A bound server that does not serve yet: clients can connect, and wait.
 pub struct Server {
-    shared: Arc<Shared>,
+    app: Arc<AppState>,
     listener: TcpListener,
     local_addr: SocketAddr,
 }
@@ -31,8 +31,8 @@ impl Server {
     /// If the address of `options` cannot be listened on.
     pub async fn bind(runtime: Runtime, scheduler: Scheduler, options: Options) -> Result<Self, BindError> {
         let (listener, local_addr) = listener::bind(options.listen, BACKLOG, "listen").await?;
-        let shared = Arc::new(Shared::new(runtime, scheduler, options));
-        Ok(Server { shared, listener, local_addr })
+        let app = Arc::new(AppState::new(runtime, scheduler, options));
+        Ok(Server { app, listener, local_addr })
     }
 
     /// The address, with the port that the kernel chose if 0 was asked for.
@@ -44,35 +44,35 @@ impl Server {
     /// What `/readyz` goes by, beside the store.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        self.shared.readiness.clone()
+        self.app.readiness.clone()
     }
 
     /// Serves until `stop` resolves, then takes no more connections, lets the requests under way end within
     /// `drain_timeout`, and closes what is left. When it returns, no connection is open.
     pub async fn serve_until(self, stop: impl Future<Output = ()>) {
-        let Server { shared, listener, .. } = self;
+        let Server { app, listener, .. } = self;
         let shutdown = Shutdown::default();
         let options = listener::Options {
-            connections_max: shared.options.connections_max,
-            drain_timeout: shared.options.drain_timeout,
+            connections_max: app.options.connections_max,
+            drain_timeout: app.options.drain_timeout,
             task: "connection",
             accept_failed: "no connection can be taken; raise the limit of open files if this goes on",
             drain_timed_out: "requests are under way after the drain's time; their connections are closed",
         };
-        let handshakes = Arc::new(Semaphore::new(shared.options.handshakes_max));
-        let router = routes::router(shared.clone());
-        let (runtime, drain) = (shared.runtime.clone(), shutdown.drain.clone());
+        let handshakes = Arc::new(Semaphore::new(app.options.handshakes_max));
+        let router = routes::router(app.clone());
+        let (runtime, drain) = (app.runtime.clone(), shutdown.drain.clone());
         let serve = |stream| {
-            let open = Open::new(&shared.metrics.connections);
-            let (shared, router, drain) = (shared.clone(), router.clone(), drain.clone());
-            let Some(tls) = shared.options.tls.clone() else {
-                return Either::Left(connection::serve(shared, router, stream, drain, open));
+            let open = Open::new(&app.metrics.connections);
+            let (app, router, drain) = (app.clone(), router.clone(), drain.clone());
+            let Some(tls) = app.options.tls.clone() else {
+                return Either::Left(connection::serve(app, router, stream, drain, open));
             };
             let handshakes = handshakes.clone();
             Either::Right(async move {
-                let secured = drain.run_until_cancelled(handshake(&shared, &tls, &handshakes, stream)).await;
+                let secured = drain.run_until_cancelled(handshake(&app, &tls, &handshakes, stream)).await;
                 if let Some(stream) = secured.flatten() {
-                    Box::pin(connection::serve(shared, router, stream, drain.clone(), open)).await;
+                    Box::pin(connection::serve(app, router, stream, drain.clone(), open)).await;
                 }
             })
         };
@@ -82,12 +82,12 @@ impl Server {
 
 /// `None` if the client breaks it off, does it wrong, or takes too long; the time of waiting for a turn counts.
 async fn handshake(
-    shared: &Shared,
+    app: &AppState,
     tls: &Tls,
     handshakes: &Semaphore,
     stream: TcpStream,
 ) -> Option<TlsStream<TcpStream>> {
-    let secured = shared.runtime.timeout(shared.options.handshake_timeout, async {
+    let secured = app.runtime.timeout(app.options.handshake_timeout, async {
         let _turn = handshakes.acquire().await.expect("nobody closes the semaphore");
         tls.acceptor().accept(stream).await
     });
@@ -96,6 +96,6 @@ async fn handshake(
         Some(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
         None => tracing::debug!("a TLS handshake took too long"),
     }
-    shared.metrics.handshakes_failed.inc();
+    app.metrics.handshakes_failed.inc();
     None
 }

@@ -1,32 +1,30 @@
 //! What the API is, as an OpenAPI document: made from the routes, the wire types and the limits of this very server.
 //!
-//! It holds no list of its own of what there is: every [`Route`](crate::metrics::Route) has to say what it is
-//! ([`operations`]), schemas come from the types of `api`, and the numbers in them from [`Options`](crate::Options).
+//! It holds no list of its own of what there is: each [`Route`] of the table says what it is, schemas come from the types of
+//! `api`, and the numbers in them from [`Options`].
 //! Answers may get more fields within `/v1`, so their schemas are open; those of requests are closed, as the server is.
 
-mod operations;
 mod schemas;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
-use self::operations::{Answer, Content, Needs, Operation, operation};
 use self::schemas::Schemas;
 use crate::Options;
-use crate::metrics::Route;
-use crate::refusal::Kind;
+use crate::refusal::Code;
+use crate::route::{Answer, Content, Needs, Route, of};
 
 /// The whole document, as JSON text.
-pub(crate) fn document(options: &Options) -> Vec<u8> {
+pub(crate) fn document(routes: &[Arc<Route>], options: &Options) -> Vec<u8> {
     let mut schemas = Schemas::new(options);
     let mut paths: BTreeMap<&str, Map<String, Value>> = BTreeMap::new();
     let mut codes: Vec<&'static str> = Vec::new();
-    for route in Route::ALL {
-        let Some(operation) = operation(*route) else { continue };
-        let (method, path) = route.name().split_once(' ').expect("a route is a method and a path");
-        codes.extend(operation.refusals().iter().map(|kind| kind.code()));
-        let described = describe(*route, &operation, &mut schemas);
+    for route in routes {
+        let (method, path) = route.method_and_path();
+        codes.extend(route.refusals().iter().map(|code| code.code()));
+        let described = describe(route, path, &mut schemas);
         paths.entry(path).or_default().insert(method.to_ascii_lowercase(), described);
     }
     codes.sort_unstable();
@@ -62,37 +60,37 @@ pub(crate) fn document(options: &Options) -> Vec<u8> {
     serde_json::to_vec(&document).expect("the document has text keys")
 }
 
-fn describe(route: Route, operation: &Operation, schemas: &mut Schemas) -> Value {
+fn describe(route: &Route, path: &str, schemas: &mut Schemas) -> Value {
     let mut described = json!({
-        "operationId": format!("{route:?}"),
-        "summary": operation.summary,
-        "tags": [operation.tag],
+        "operationId": route.id,
+        "summary": route.summary,
+        "tags": [route.tag],
     });
     let whole = described.as_object_mut().expect("it is written as one above");
-    if let Some(role) = operation.needs.role() {
+    if let Some(role) = route.needs.role() {
         whole.insert("description".to_owned(), json!(format!("For keys of the role `{role}`, and those above it.")));
     } else {
         whole.insert("security".to_owned(), json!([]));
     }
-    let mut parameters: Vec<Value> =
-        operation.path_parameters(route).map(|name| schemas.path_parameter(name)).collect();
-    parameters.extend(operation.parameters.iter().map(|parameter| schemas.parameter(*parameter)));
+    let in_path = path.split('{').skip(1).filter_map(|part| Some(part.split_once('}')?.0));
+    let mut parameters: Vec<Value> = in_path.map(|name| schemas.path_parameter(name)).collect();
+    parameters.extend(route.parameters.iter().map(|parameter| schemas.parameter(*parameter)));
     if !parameters.is_empty() {
         whole.insert("parameters".to_owned(), json!(parameters));
     }
-    if let Some(body) = operation.body {
+    if let Some(body) = route.body {
         let content: Map<String, Value> = body
             .media
             .iter()
-            .map(|media| ((*media).to_owned(), json!({ "schema": schemas.of_request(body.schema) })))
+            .map(|media| ((*media).to_owned(), json!({ "schema": (body.schema)(&mut schemas.requests) })))
             .collect();
         whole.insert("requestBody".to_owned(), json!({ "required": body.is_required, "content": content }));
     }
     let mut responses = Map::new();
-    for answer in &operation.answers {
+    for answer in &route.answers {
         responses.insert(answer.status.to_string(), describe_answer(answer, schemas));
     }
-    for (status, kinds) in by_status(operation.refusals()) {
+    for (status, kinds) in by_status(route.refusals()) {
         responses.insert(status.to_string(), describe_refusals(&kinds, schemas));
     }
     whole.insert("responses".to_owned(), Value::Object(responses));
@@ -102,7 +100,7 @@ fn describe(route: Route, operation: &Operation, schemas: &mut Schemas) -> Value
 fn describe_answer(answer: &Answer, schemas: &mut Schemas) -> Value {
     let mut described = json!({ "description": answer.what });
     let content = match answer.content {
-        Content::Json(schema) => json!({ "application/json": { "schema": schemas.of_answer(schema) } }),
+        Content::Json(schema) => json!({ "application/json": { "schema": schema(&mut schemas.answers) } }),
         Content::Lines => json!({ api::NDJSON_CONTENT_TYPE: { "schema": { "type": "string" } } }),
         Content::Text(media) => json!({ media: { "schema": { "type": "string" } } }),
         Content::Nothing => Value::Null,
@@ -116,19 +114,19 @@ fn describe_answer(answer: &Answer, schemas: &mut Schemas) -> Value {
     described
 }
 
-fn by_status(kinds: Vec<Kind>) -> BTreeMap<u16, Vec<Kind>> {
-    let mut by_status: BTreeMap<u16, Vec<Kind>> = BTreeMap::new();
+fn by_status(kinds: Vec<Code>) -> BTreeMap<u16, Vec<Code>> {
+    let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
     for kind in kinds {
         by_status.entry(kind.status().as_u16()).or_default().push(kind);
     }
     by_status
 }
 
-fn describe_refusals(kinds: &[Kind], schemas: &mut Schemas) -> Value {
+fn describe_refusals(kinds: &[Code], schemas: &mut Schemas) -> Value {
     let told: Vec<String> = kinds.iter().map(|kind| format!("`{}`: {}", kind.code(), kind.title())).collect();
     let mut described = json!({
         "description": told.join("; "),
-        "content": { api::PROBLEM_CONTENT_TYPE: { "schema": schemas.problem() } },
+        "content": { api::PROBLEM_CONTENT_TYPE: { "schema": of::<api::Problem>(&mut schemas.answers) } },
     });
     let text = || json!({ "required": true, "schema": { "type": "string" } });
     if kinds.iter().all(|kind| kind.retry_after_secs().is_some()) {

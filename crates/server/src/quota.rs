@@ -13,7 +13,7 @@ use domain::{Quota, ScheduleId, Spec, Status, Tenant, TenantId, Timestamp, When}
 use runtime::Monotonic;
 use scheduler::Scheduler;
 
-use crate::refusal::{Kind, Refused, refuse_quota};
+use crate::refusal::{Code, Refused, refuse_quota};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -31,7 +31,7 @@ impl Creates {
             return Ok(());
         }
         let what_to_do = "send it again in a second, or have an admin raise it with PATCH /v1/quotas";
-        Err(refuse_quota(Kind::RateExceeded, Quota::CreatesPerSecond, per_second, what_to_do, Vec::new()))
+        Err(refuse_quota(Code::RateExceeded, Quota::CreatesPerSecond, per_second, what_to_do, Vec::new()))
     }
 }
 
@@ -89,7 +89,7 @@ impl Pending {
             return Ok(Room(None));
         }
         let what_to_do = "wait until some have fired, cancel some, or have an admin raise it with PATCH /v1/quotas";
-        Err(refuse_quota(Kind::QuotaExceeded, Quota::PendingMax, pending_max, what_to_do, Vec::new()))
+        Err(refuse_quota(Code::QuotaExceeded, Quota::PendingMax, pending_max, what_to_do, Vec::new()))
     }
 
     /// Gives the room back if it is certain that it was not needed.
@@ -125,7 +125,7 @@ pub(crate) fn check_spec(tenant: &Tenant, spec: &Spec, now: Timestamp) -> Result
         let pointer = Some(pointer.to_owned());
         let error = FieldError { pointer, code: "quota_exceeded".into(), detail, ..FieldError::default() };
         let what_to_do = "stay within it, or have an admin raise it with PATCH /v1/quotas";
-        Err(refuse_quota(Kind::QuotaExceeded, quota, number, what_to_do, vec![error]))
+        Err(refuse_quota(Code::QuotaExceeded, quota, number, what_to_do, vec![error]))
     };
     if let Some(bytes_max) = tenant.quotas.get(Quota::PayloadBytesMax)
         && spec.payload.len() as u64 > u64::from(bytes_max)

@@ -1,319 +1,444 @@
-//! The table of routes. What each does is in the modules below; what is true of all of them is here.
+//! The table of routes: each entry has the method and path, the handler and the description of one route.
+//!
+//! The entry decides the label in metrics and spans, the keys that may send the request and the entry in the OpenAPI document.
+//! Invariant: a handler of a route that needs a key runs only after the key was checked.
 
 mod batch;
 mod changes;
 mod dry_run;
 mod listing;
 mod once;
-mod openapi;
 mod operations;
+mod page;
 mod quotas;
 mod runs;
 mod schedules;
 mod tenants;
 
-use std::convert::Infallible;
-use std::sync::Arc;
+use std::future::ready;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{FromRequestParts, Path, RawQuery, Request, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::request::Parts;
-use axum::http::{HeaderMap, Response};
-use axum::routing::{any, delete, get, post};
+use axum::extract::{Request, State};
+use axum::handler::Handler;
+use axum::http::{Method, Response};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::routing::{MethodRouter, any, on};
+use bytes::Bytes;
 
-use crate::metrics::Route;
-use crate::refusal::{Kind, Refused, refuse, refuse_fields};
-use crate::shared::Shared;
+use crate::auth;
+use crate::extract::path_parameter;
+use crate::openapi;
+use crate::query;
+use crate::refusal::{Code, Refused, refuse};
+use crate::route::{
+    Answer, Content, Needs, Parameter, Route, batch_lines, made, of, ok, operation, quota_numbers, schedule_patch,
+    schedules as schedules_route, status, summary, summary_or_dry_run, tenants as tenants_route,
+};
+use crate::spans;
+use crate::state::{App, AppState};
+use Needs::{Admin, AdminOf, Operator, Reader, Writer};
+use Parameter::{DeadLetter, DryRun, DueFrom, DueUntil, IdempotencyKey, IfMatch, IfNoneMatch, Label, Limit, PageToken};
 
-pub(crate) use once::PATTERN as IDEMPOTENCY_KEY;
-pub(crate) use runs::PAGE_LIMIT_MAX;
+const PAGE: &[Parameter] = &[Limit, PageToken];
+/// Whatever can be done if the schedule is as it was read.
+const CONDITIONS: &[Parameter] = &[IfMatch, IfNoneMatch];
+const CHANGING: &[Parameter] = &[IfMatch, IfNoneMatch, DryRun];
+const TAG: &[&str] = &["ETag"];
+const PLACE: &[&str] = &["ETag", "Location"];
 
-type App = State<Arc<Shared>>;
-type Id = Result<Path<String>, PathRejection>;
-/// A tenant's name, and the id of something of it.
-type IdOfTenant = Result<Path<(String, String)>, PathRejection>;
+/// Of a schedule that is made or replaced.
+const MAKING: &[Code] = &[
+    Code::IdempotencyKeyReused,
+    Code::InvalidSchedule,
+    Code::NotUtf8,
+    Code::QuotaExceeded,
+    Code::RateExceeded,
+    Code::ScheduleExists,
+    Code::StorageFull,
+];
+/// Of a tenant's settings.
+const SETTING: &[Code] = &[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull];
 
-pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    let router = match shared.options.answers_users {
-        true => for_users(),
-        false => Router::new().route("/v1/{*rest}", any(not_for_users)),
+pub(crate) fn router(app: Arc<AppState>) -> Router {
+    let routes = Routes { app: app.clone(), router: Router::new(), documented: Vec::new() };
+    let routes = of_operation(routes);
+    let router = match app.options.answers_users {
+        true => with_pages(of_tenants(of_schedules(routes))).router,
+        false => routes.router.route("/v1/{*rest}", any(not_for_users)),
     };
-    router
-        .route("/healthz", get(health))
-        .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(unknown_method)
-        .with_state(shared)
+    router.fallback(unknown_route).method_not_allowed_fallback(unknown_method).with_state(app)
 }
 
-fn for_users() -> Router<Arc<Shared>> {
-    Router::new()
-        .route("/v1/schedules", get(list).post(create))
-        .route("/v1/schedules:batch", post(batch))
-        .route("/v1/schedules/{id}", get(read).put(put).patch(patch).delete(cancel))
-        .route("/v1/schedules/{id}/runs", get(schedule_runs))
-        .route("/v1/runs", get(runs))
-        .route("/v1/runs/{id}/redrive", post(redrive))
-        .route("/v1/quotas", get(quotas).patch(patch_quotas))
-        .route("/v1/tenants", get(tenants).post(create_tenant))
-        .route("/v1/tenants/{tenant}", get(tenant).patch(patch_tenant))
-        .route("/v1/tenants/{tenant}/keys", get(keys).post(create_key))
-        .route("/v1/tenants/{tenant}/keys/{id}", delete(revoke_key))
-        .route("/v1/tenants/{tenant}/signing-secrets", get(secrets).post(create_secret))
-        .route("/v1/tenants/{tenant}/signing-secrets/{id}", delete(delete_secret))
-        .route("/v1/tenants/{tenant}/audit", get(audit))
-        .route("/openapi.json", get(document))
-        .route("/docs", get(page))
-        .route("/docs/{part}", get(page_part))
+fn of_schedules(routes: Routes) -> Routes {
+    routes
+        .add(
+            schedules_route(
+                "GET /v1/schedules",
+                "List",
+                Reader,
+                "List schedules: all, or those of one state, of one label, or due within 24 hours",
+                ok("A page, which may be short and yet not the last", of::<api::SchedulePage>),
+            )
+            .with(&[Parameter::State, Label, DueFrom, DueUntil, Limit, PageToken]),
+            listing::list,
+        )
+        .add(
+            schedules_route(
+                "POST /v1/schedules",
+                "Create",
+                Writer,
+                "Make a schedule",
+                Answer { headers: PLACE, ..made("It is made", summary) },
+            )
+            .or(ok("What a dry run would make", of::<api::DryRun>))
+            .with(&[DryRun, IdempotencyKey])
+            .taking(of::<api::ScheduleRequest>)
+            .refusing(MAKING),
+            schedules::create,
+        )
+        .add(
+            schedules_route(
+                "POST /v1/schedules:batch",
+                "Batch",
+                Writer,
+                "Make many schedules: one a line in, one result (`BatchLine`) a line out, in order",
+                Answer { content: Content::Lines, ..ok("A result for each line", batch_lines) },
+            )
+            .taking_lines()
+            .refusing(&[Code::BatchTooLong]),
+            batch::batch,
+        )
+        .add(
+            schedules_route(
+                "GET /v1/schedules/{id}",
+                "Get",
+                Reader,
+                "Read a schedule",
+                Answer { headers: TAG, ..ok("The schedule", of::<api::Schedule>) },
+            )
+            .or(Answer { status: 304, what: "It is as it was read", content: Content::Nothing, headers: TAG })
+            .with(CONDITIONS)
+            .refusing(&[Code::ScheduleNotFound]),
+            schedules::get,
+        )
+        .add(
+            schedules_route(
+                "PUT /v1/schedules/{id}",
+                "Put",
+                Writer,
+                "Make the schedule of this id, or replace it",
+                ok("It is replaced; or what a dry run would make", summary_or_dry_run),
+            )
+            .or(Answer { headers: PLACE, ..made("It is made", summary) })
+            .with(CHANGING)
+            .taking(of::<api::ScheduleRequest>)
+            .refusing(MAKING),
+            changes::put,
+        )
+        .add(
+            schedules_route(
+                "PATCH /v1/schedules/{id}",
+                "Patch",
+                Writer,
+                "Change what the body names of a schedule (RFC 7396)",
+                ok("It is changed; or what a dry run would make of it", summary_or_dry_run),
+            )
+            .with(CHANGING)
+            .merging(schedule_patch)
+            .refusing(&[
+                Code::InvalidSchedule,
+                Code::NotUtf8,
+                Code::QuotaExceeded,
+                Code::RateExceeded,
+                Code::ScheduleNotFound,
+                Code::ScheduleOver,
+                Code::StorageFull,
+            ]),
+            changes::patch,
+        )
+        .add(
+            schedules_route(
+                "DELETE /v1/schedules/{id}",
+                "Cancel",
+                Writer,
+                "Cancel a schedule",
+                ok("`cancelled`, or `too_late` for an attempt that is in flight", of::<api::Cancelled>),
+            )
+            .or(Answer { status: 202, ..ok("`pending`: it is cancelled by `decided_by`", of::<api::Cancelled>) })
+            .with(CONDITIONS)
+            .refusing(&[Code::ScheduleNotFound, Code::StorageFull]),
+            changes::cancel,
+        )
+        .add(
+            schedules_route(
+                "GET /v1/schedules/{id}/runs",
+                "ScheduleRuns",
+                Reader,
+                "List a schedule's runs",
+                ok("A page", of::<api::RunPage>),
+            )
+            .with(PAGE)
+            .refusing(&[Code::ScheduleNotFound]),
+            runs::of_schedule,
+        )
+        .add(
+            schedules_route("GET /v1/runs", "Runs", Reader, "List dead letters", ok("A page", of::<api::RunPage>))
+                .with(&[DeadLetter, Limit, PageToken]),
+            runs::dead_letters,
+        )
+        .add(
+            schedules_route(
+                "POST /v1/runs/{id}/redrive",
+                "Redrive",
+                Writer,
+                "Run a dead letter again, at once",
+                ok("It is run again", of::<api::Redriven>),
+            )
+            .refusing(&[Code::RunNotFound, Code::NotDeadLetter, Code::StorageFull]),
+            runs::redrive,
+        )
 }
 
-async fn create_tenant(State(shared): App, plain: Plain, request: Request) -> Response<Body> {
-    shared
-        .answer(Route::CreateTenant, async {
-            plain.0?;
-            tenants::create(&shared, request).await
-        })
+fn of_tenants(routes: Routes) -> Routes {
+    routes
+        .add(
+            tenants_route(
+                "GET /v1/quotas",
+                "Quotas",
+                Reader,
+                "What the tenant may use",
+                ok("As it is", of::<api::QuotaSheet>),
+            ),
+            quotas::get,
+        )
+        .add(
+            tenants_route(
+                "PATCH /v1/quotas",
+                "PatchQuotas",
+                Admin,
+                "Set quotas, up to their ceilings",
+                ok("As it is now", of::<api::QuotaSheet>),
+            )
+            .taking(quota_numbers)
+            .refusing(SETTING),
+            quotas::patch,
+        )
+        .add(
+            tenants_route("GET /v1/tenants", "Tenants", Operator, "List tenants", ok("All", of::<api::TenantList>)),
+            tenants::list,
+        )
+        .add(
+            tenants_route(
+                "POST /v1/tenants",
+                "CreateTenant",
+                Operator,
+                "Make a tenant",
+                made("With its first key and signing secret, which are told once", of::<api::TenantMade>),
+            )
+            .taking(of::<api::TenantRequest>)
+            .refusing(&[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull, Code::TenantExists]),
+            tenants::create,
+        )
+        .add(
+            tenants_route(
+                "GET /v1/tenants/{tenant}",
+                "Tenant",
+                AdminOf,
+                "Read a tenant",
+                ok("The tenant", of::<api::Tenant>),
+            ),
+            tenants::get,
+        )
+        .add(
+            tenants_route(
+                "PATCH /v1/tenants/{tenant}",
+                "PatchTenant",
+                Operator,
+                "Change a tenant's quotas, ceilings and egress (RFC 7396)",
+                ok("As it is now", of::<api::Tenant>),
+            )
+            .merging(of::<api::TenantPatch>)
+            .refusing(&[Code::InvalidRequest, Code::QuotaCeiling, Code::StorageFull, Code::TenantNotFound]),
+            tenants::patch,
+        )
+        .add(
+            tenants_route("GET /v1/tenants/{tenant}/keys", "Keys", AdminOf, "List keys", ok("All", of::<api::KeyList>)),
+            tenants::keys,
+        )
+        .add(
+            tenants_route(
+                "POST /v1/tenants/{tenant}/keys",
+                "CreateKey",
+                AdminOf,
+                "Make a key",
+                made("With its secret, which is told once", of::<api::KeyMade>),
+            )
+            .taking(of::<api::KeyRequest>)
+            .refusing(&[Code::InvalidRequest, Code::StorageFull, Code::TooMany]),
+            tenants::create_key,
+        )
+        .add(
+            tenants_route(
+                "DELETE /v1/tenants/{tenant}/keys/{id}",
+                "RevokeKey",
+                AdminOf,
+                "Revoke a key",
+                ok("What it was", of::<api::Key>),
+            )
+            .refusing(&[Code::KeyNotFound, Code::LastOne, Code::StorageFull]),
+            tenants::revoke_key,
+        )
+        .add(
+            tenants_route(
+                "GET /v1/tenants/{tenant}/signing-secrets",
+                "Secrets",
+                AdminOf,
+                "List signing secrets",
+                ok("All", of::<api::SigningSecretList>),
+            ),
+            tenants::secrets,
+        )
+        .add(
+            tenants_route(
+                "POST /v1/tenants/{tenant}/signing-secrets",
+                "CreateSecret",
+                AdminOf,
+                "Make a signing secret",
+                made("With the secret, which is told once", of::<api::SigningSecretMade>),
+            )
+            .refusing(&[Code::InvalidRequest, Code::StorageFull, Code::TooMany]),
+            tenants::create_secret,
+        )
+        .add(
+            tenants_route(
+                "DELETE /v1/tenants/{tenant}/signing-secrets/{id}",
+                "DeleteSecret",
+                AdminOf,
+                "Delete a signing secret",
+                ok("What it was", of::<api::SigningSecret>),
+            )
+            .refusing(&[Code::KeyNotFound, Code::LastOne, Code::StorageFull]),
+            tenants::delete_secret,
+        )
+        .add(
+            tenants_route(
+                "GET /v1/tenants/{tenant}/audit",
+                "Audit",
+                AdminOf,
+                "What was changed about a tenant",
+                ok("A page", of::<api::AuditPage>),
+            )
+            .with(PAGE),
+            tenants::audit,
+        )
+}
+
+fn of_operation(routes: Routes) -> Routes {
+    routes
+        .add(operation("GET /healthz", "Health", "The process answers", ok("It does", status)), operations::health)
+        .add(
+            operation("GET /readyz", "Ready", "Requests are taken", ok("They are", status))
+                .refusing(&[Code::StoreUnavailable, Code::Stopping]),
+            operations::ready,
+        )
+        .add(
+            operation(
+                "GET /metrics",
+                "Metrics",
+                "What is counted, as OpenMetrics text",
+                Answer { content: Content::Text("application/openmetrics-text"), ..ok("All of it", status) },
+            ),
+            operations::metrics,
+        )
+}
+
+/// The OpenAPI document of the routes so far, made when it is first asked for, and the page that shows it.
+fn with_pages(routes: Routes) -> Routes {
+    let document = Arc::new((routes.documented.clone(), OnceLock::new()));
+    let document = move |State(app): App| {
+        let (routes, made) = &*document;
+        ready(page::document(made.get_or_init(|| Bytes::from(openapi::document(routes, &app.options))).clone()))
+    };
+    let of_page = || Route::undocumented("GET /docs", "Page");
+    routes.add(Route::undocumented("GET /openapi.json", "Document"), document).add(of_page(), page::page).add_at(
+        "/docs/{part}",
+        of_page(),
+        page::asset,
+    )
+}
+
+/// The routes that were registered so far.
+struct Routes {
+    app: Arc<AppState>,
+    router: Router<Arc<AppState>>,
+    documented: Vec<Arc<Route>>,
+}
+
+impl Routes {
+    fn add<T: 'static>(self, route: Route, handler: impl Handler<T, Arc<AppState>>) -> Self {
+        self.add_at(route.method_and_path().1, route, handler)
+    }
+
+    /// At another path than the one that the route is named by.
+    fn add_at<T: 'static>(mut self, path: &str, route: Route, handler: impl Handler<T, Arc<AppState>>) -> Self {
+        let method = Method::from_bytes(route.method_and_path().0.as_bytes()).ok();
+        let filter = method.and_then(|method| method.try_into().ok()).expect("a route begins with a method");
+        let handler: MethodRouter<Arc<AppState>> = on(filter, handler);
+        let route = Arc::new(route);
+        if !route.answers.is_empty() {
+            self.documented.push(route.clone());
+        }
+        let layer = from_fn_with_state((self.app.clone(), route), serve);
+        Routes { router: self.router.route(path, handler.route_layer(layer)), ..self }
+    }
+}
+
+type Entry = (Arc<AppState>, Arc<Route>);
+
+async fn serve(State((app, route)): State<Entry>, request: Request, next: Next) -> Response<Body> {
+    let work = async { Ok(next.run(admit(&app, &route, request).await?).await) };
+    app.respond(&route, work).await
+}
+
+/// Checks the query and the key, and leaves for the handler who the caller is and which body the route takes.
+async fn admit(app: &AppState, route: &Route, request: Request) -> Result<Request, Refused> {
+    let (mut head, body) = request.into_parts();
+    if route.changes_schedule() {
+        spans::caller(&head.headers);
+    }
+    if route.needs != Needs::Nothing {
+        if !route.takes_query() {
+            query::check_empty(head.uri.query())?;
+        }
+        let tenant = path_parameter(&mut head, "tenant").await;
+        let caller = auth::authorize(app, &head.headers, route.needs, &tenant)?;
+        head.extensions.insert(caller);
+    }
+    if let Some(body) = route.body {
+        head.extensions.insert(body);
+    }
+    Ok(Request::from_parts(head, body))
+}
+
+async fn not_for_users(State(app): App) -> Response<Body> {
+    unknown(&app, refuse(Code::RouteNotFound, "this member answers no users; send requests to one with the role `api`"))
         .await
 }
 
-async fn tenants(State(shared): App, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::Tenants, async {
-            plain.0?;
-            tenants::list(&shared, &headers).await
-        })
-        .await
-}
-
-async fn tenant(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::Tenant, async {
-            plain.0?;
-            tenants::get(&shared, id_text(&name), &headers).await
-        })
-        .await
-}
-
-async fn patch_tenant(State(shared): App, name: Id, plain: Plain, request: Request) -> Response<Body> {
-    shared
-        .answer(Route::PatchTenant, async {
-            plain.0?;
-            tenants::patch(&shared, id_text(&name), request).await
-        })
-        .await
-}
-
-async fn quotas(State(shared): App, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Quotas, async { plain.0.and_then(|()| quotas::get(&shared, &headers)) }).await
-}
-
-async fn patch_quotas(State(shared): App, plain: Plain, request: Request) -> Response<Body> {
-    shared
-        .answer(Route::PatchQuotas, async {
-            plain.0?;
-            quotas::patch(&shared, request).await
-        })
-        .await
-}
-
-async fn create_key(State(shared): App, name: Id, plain: Plain, request: Request) -> Response<Body> {
-    shared
-        .answer(Route::CreateKey, async {
-            plain.0?;
-            tenants::create_key(&shared, id_text(&name), request).await
-        })
-        .await
-}
-
-async fn keys(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::Keys, async {
-            plain.0?;
-            tenants::keys(&shared, id_text(&name), &headers).await
-        })
-        .await
-}
-
-async fn revoke_key(State(shared): App, of: IdOfTenant, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    let (name, id) = id_of_tenant(&of);
-    shared
-        .answer(Route::RevokeKey, async {
-            plain.0?;
-            tenants::revoke_key(&shared, name, id, &headers).await
-        })
-        .await
-}
-
-async fn create_secret(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::CreateSecret, async {
-            plain.0?;
-            tenants::create_secret(&shared, id_text(&name), &headers).await
-        })
-        .await
-}
-
-async fn secrets(State(shared): App, name: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::Secrets, async {
-            plain.0?;
-            tenants::secrets(&shared, id_text(&name), &headers).await
-        })
-        .await
-}
-
-async fn delete_secret(State(shared): App, of: IdOfTenant, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    let (name, id) = id_of_tenant(&of);
-    shared
-        .answer(Route::DeleteSecret, async {
-            plain.0?;
-            tenants::delete_secret(&shared, name, id, &headers).await
-        })
-        .await
-}
-
-async fn audit(State(shared): App, name: Id, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Audit, tenants::audit(&shared, id_text(&name), query.as_deref(), &headers)).await
-}
-
-async fn create(State(shared): App, request: Request) -> Response<Body> {
-    shared.answer(Route::Create, schedules::create(&shared, request)).await
-}
-
-async fn list(State(shared): App, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::List, listing::list(&shared, query.as_deref(), &headers)).await
-}
-
-async fn batch(State(shared): App, plain: Plain, request: Request) -> Response<Body> {
-    shared
-        .answer(Route::Batch, async {
-            plain.0?;
-            batch::batch(shared.clone(), request).await
-        })
-        .await
-}
-
-async fn read(State(shared): App, id: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::Get, async {
-            plain.0?;
-            schedules::get(&shared, id_text(&id), &headers).await
-        })
-        .await
-}
-
-async fn put(State(shared): App, id: Id, request: Request) -> Response<Body> {
-    shared.answer(Route::Put, changes::put(&shared, id_text(&id), request)).await
-}
-
-async fn patch(State(shared): App, id: Id, request: Request) -> Response<Body> {
-    shared.answer(Route::Patch, changes::patch(&shared, id_text(&id), request)).await
-}
-
-async fn cancel(State(shared): App, id: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::Cancel, async {
-            plain.0?;
-            changes::cancel(&shared, id_text(&id), &headers).await
-        })
-        .await
-}
-
-async fn schedule_runs(State(shared): App, id: Id, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::ScheduleRuns, runs::of_schedule(&shared, id_text(&id), query.as_deref(), &headers)).await
-}
-
-async fn runs(State(shared): App, RawQuery(query): RawQuery, headers: HeaderMap) -> Response<Body> {
-    shared.answer(Route::Runs, runs::dead_letters(&shared, query.as_deref(), &headers)).await
-}
-
-async fn redrive(State(shared): App, id: Id, plain: Plain, headers: HeaderMap) -> Response<Body> {
-    shared
-        .answer(Route::Redrive, async {
-            plain.0?;
-            runs::redrive(&shared, id_text(&id), &headers).await
-        })
-        .await
-}
-
-async fn document(State(shared): App) -> Response<Body> {
-    shared.answer(Route::Document, async { Ok(openapi::document(&shared)) }).await
-}
-
-async fn page(State(shared): App) -> Response<Body> {
-    shared.answer(Route::Page, async { Ok(openapi::page()) }).await
-}
-
-async fn page_part(State(shared): App, part: Id) -> Response<Body> {
-    shared.answer(Route::Page, async { openapi::asset(id_text(&part)) }).await
-}
-
-async fn health(State(shared): App) -> Response<Body> {
-    shared.answer(Route::Health, async { Ok(operations::health()) }).await
-}
-
-async fn ready(State(shared): App) -> Response<Body> {
-    shared.answer(Route::Ready, async { operations::ready(&shared) }).await
-}
-
-async fn metrics(State(shared): App) -> Response<Body> {
-    shared.answer(Route::Metrics, async { Ok(operations::metrics(&shared)) }).await
-}
-
-async fn not_for_users(State(shared): App) -> Response<Body> {
-    let refused = refuse(Kind::RouteNotFound, "this member answers no users; send requests to one with the role `api`");
-    shared.answer(Route::Unknown, async { Err(refused) }).await
-}
-
-async fn unknown_route(State(shared): App, request: Request) -> Response<Body> {
+async fn unknown_route(State(app): App, request: Request) -> Response<Body> {
     let path: String = request.uri().path().chars().take(128).collect();
-    let refused =
-        refuse(Kind::RouteNotFound, format!("{path:?} is no path of this API; /docs and /openapi.json list them"));
-    shared.answer(Route::Unknown, async { Err(refused) }).await
+    let detail = format!("{path:?} is no path of this API; /docs and /openapi.json list them");
+    unknown(&app, refuse(Code::RouteNotFound, detail)).await
 }
 
-async fn unknown_method(State(shared): App, request: Request) -> Response<Body> {
+async fn unknown_method(State(app): App, request: Request) -> Response<Body> {
     let method: String = request.method().as_str().chars().take(32).collect();
-    let refused = refuse(Kind::MethodNotAllowed, format!("{method} is not taken here; the Allow header says what is"));
-    shared.answer(Route::Unknown, async { Err(refused) }).await
+    let detail = format!("{method} is not taken here; the Allow header says what is");
+    unknown(&app, refuse(Code::MethodNotAllowed, detail)).await
 }
 
-/// Of a route that takes no parameters: whether there are none. One that is not known must not be passed over, as somebody means
-/// something by it.
-struct Plain(Result<(), Refused>);
-
-impl<S: Sync> FromRequestParts<S> for Plain {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        let Some(query) = parts.uri.query().filter(|query| !query.is_empty()) else { return Ok(Plain(Ok(()))) };
-        let name: String = query.split(['=', '&']).next().unwrap_or_default().chars().take(64).collect();
-        let error = runs::bad("query", "unknown_parameter", format!("{name:?} is no parameter here; there are none"));
-        Ok(Plain(Err(refuse_fields(Kind::InvalidParameter, "the query cannot be used; see errors", vec![error]))))
-    }
-}
-
-/// A path's id. One that is not even text is nobody's, as the empty one.
-fn id_text(id: &Id) -> &str {
-    id.as_ref().map_or("", |Path(id)| id)
-}
-
-fn id_of_tenant(of: &IdOfTenant) -> (&str, &str) {
-    of.as_ref().map_or(("", ""), |Path((name, id))| (name, id))
-}
-
-/// Refuses a body that says that it is something else; one that says nothing is taken at its word.
-fn check_content_type(headers: &HeaderMap, taken: &[&str]) -> Result<(), Refused> {
-    let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
-    let essence = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if taken.iter().any(|taken| essence.eq_ignore_ascii_case(taken)) {
-        return Ok(());
-    }
-    let found: String = essence.chars().take(64).collect();
-    let detail = format!("the body is said to be {found:?}; send `Content-Type: {}`", taken.join("` or `"));
-    Err(refuse(Kind::UnsupportedMediaType, detail))
+async fn unknown(app: &AppState, refused: Refused) -> Response<Body> {
+    app.respond(&Route::UNKNOWN, ready(Err(refused))).await
 }

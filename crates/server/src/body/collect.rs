@@ -10,16 +10,16 @@ use axum::http::header::CONTENT_LENGTH;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame};
 
-use crate::refusal::{Kind, Refused, refuse};
-use crate::shared::Shared;
+use crate::refusal::{Code, Refused, refuse};
+use crate::state::AppState;
 
 /// A body that is too large is read on up to this many times its limit before the answer: a client that is still
 /// sending would find its connection reset, and not the answer.
 const DRAIN_FACTOR: usize = 32;
 
 /// The whole of a body.
-pub(crate) async fn collect(shared: &Shared, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {
-    let bytes_max = shared.options.body_bytes_max;
+pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {
+    let bytes_max = app.options.body_bytes_max;
     let announced = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     let is_asking = headers.contains_key(axum::http::header::EXPECT);
     if is_asking && announced.is_some_and(|bytes| bytes > bytes_max as u64) {
@@ -35,7 +35,7 @@ pub(crate) async fn collect(shared: &Shared, headers: &HeaderMap, mut body: Body
         first => {
             let first = first.flatten();
             let rest = gather(first, &mut body, bytes_max);
-            shared.runtime.timeout(shared.options.body_timeout, rest).await.unwrap_or_else(|| Err(late(shared)))
+            app.runtime.timeout(app.options.body_timeout, rest).await.unwrap_or_else(|| Err(late(app)))
         }
     }
 }
@@ -83,16 +83,16 @@ pub(crate) async fn at_once(body: &mut Body) -> Option<Option<Piece>> {
     .await
 }
 
-pub(crate) fn late(shared: &Shared) -> Refused {
-    let seconds = shared.options.body_timeout.as_secs_f64();
-    refuse(Kind::BodyTimeout, format!("the body was not there after {seconds} s; send it without pauses"))
+pub(crate) fn late(app: &AppState) -> Refused {
+    let seconds = app.options.body_timeout.as_secs_f64();
+    refuse(Code::BodyTimeout, format!("the body was not there after {seconds} s; send it without pauses"))
 }
 
 pub(crate) fn broken(error: &axum::Error) -> Refused {
-    refuse(Kind::BodyBroken, format!("the body could not be read to its end: {error}"))
+    refuse(Code::BodyBroken, format!("the body could not be read to its end: {error}"))
 }
 
 fn too_large(bytes_max: usize) -> Refused {
     let detail = format!("a body has at most {bytes_max} bytes; keep large data elsewhere and send a reference to it");
-    refuse(Kind::BodyTooLarge, detail)
+    refuse(Code::BodyTooLarge, detail)
 }

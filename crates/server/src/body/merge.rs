@@ -19,7 +19,7 @@ use serde_json::value::RawValue;
 
 use super::{malformed, not_utf8};
 use crate::answer;
-use crate::refusal::{Kind, Refused, refuse, to_json};
+use crate::refusal::{Code, Refused, refuse, to_json};
 
 /// What a change makes of a schedule, not judged yet.
 pub(crate) struct Merged {
@@ -39,7 +39,7 @@ pub(crate) fn merge(schedule: &Schedule, change: &[u8]) -> Result<Merged, Refuse
     let parsed: &RawValue = serde_json::from_str(change).map_err(|error| malformed(&error))?;
     if depth(parsed.get()) > DEPTH_MAX {
         let detail = format!("the change nests deeper than {DEPTH_MAX} levels; PUT the schedule as a whole instead");
-        return Err(refuse(Kind::InvalidSchedule, detail));
+        return Err(refuse(Code::InvalidSchedule, detail));
     }
     let Some(fields) = Object::of(parsed) else {
         // It takes the place of everything, and is no schedule: told by whoever reads it.
@@ -101,7 +101,7 @@ fn stored(schedule: &Schedule, change: &Object<'_>) -> Result<String, Refused> {
     fields.insert("retry", to_text(&retry));
     if !spec.payload.is_empty() {
         let payload = String::from_utf8(spec.payload.to_vec()).ok().and_then(|text| RawValue::from_string(text).ok());
-        let damaged = || refuse(Kind::StoreDamaged, "the payload that is stored is not the one that was sent");
+        let damaged = || refuse(Code::StoreDamaged, "the payload that is stored is not the one that was sent");
         fields.insert("payload", payload.ok_or_else(damaged)?);
     }
     Ok(String::from_utf8(to_json(&fields)).expect("JSON is UTF-8"))

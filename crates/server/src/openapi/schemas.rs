@@ -3,20 +3,20 @@
 use domain::ScheduleId;
 use domain::limits::Limits;
 use schemars::generate::{Contract, SchemaGenerator, SchemaSettings};
-use schemars::{JsonSchema, Schema as JsonSchemaText};
 use serde_json::{Map, Value, json};
 
-use super::operations::{Parameter, Schema};
 use crate::Options;
 use crate::condition;
-use crate::routes::{IDEMPOTENCY_KEY, PAGE_LIMIT_MAX};
+use crate::idempotency;
+use crate::query::PAGE_LIMIT_MAX;
+use crate::route::{Parameter, of, reference};
 
 const ID: &str = "^[A-Za-z0-9_-]+$";
 
 pub(super) struct Schemas {
     /// What is read may lack what has a default; what is written has it.
-    requests: SchemaGenerator,
-    answers: SchemaGenerator,
+    pub(super) requests: SchemaGenerator,
+    pub(super) answers: SchemaGenerator,
     limits: Limits,
 }
 
@@ -34,65 +34,6 @@ impl Schemas {
             answers: generator(Contract::Serialize),
             limits: options.limits.clone(),
         }
-    }
-
-    pub(super) fn of_request(&mut self, schema: Schema) -> Value {
-        match schema {
-            Schema::Quotas => reference("Quotas"),
-            // Lines are read one by one: the media type has no schema of its own in OpenAPI 3.1.
-            Schema::BatchLines => {
-                of::<api::ScheduleRequest>(&mut self.requests);
-                json!({ "type": "string", "description": "Lines, each a `ScheduleRequest` as JSON" })
-            }
-            Schema::KeyRequest => of::<api::KeyRequest>(&mut self.requests),
-            Schema::SchedulePatch => reference("SchedulePatch"),
-            Schema::ScheduleRequest => of::<api::ScheduleRequest>(&mut self.requests),
-            Schema::TenantPatch => of::<api::TenantPatch>(&mut self.requests),
-            Schema::TenantRequest => of::<api::TenantRequest>(&mut self.requests),
-            answer => unreachable!("{answer:?} is not asked for"),
-        }
-    }
-
-    pub(super) fn of_answer(&mut self, schema: Schema) -> Value {
-        let answers = &mut self.answers;
-        match schema {
-            Schema::AuditPage => of::<api::AuditPage>(answers),
-            Schema::Cancelled => of::<api::Cancelled>(answers),
-            Schema::DryRun => of::<api::DryRun>(answers),
-            Schema::Key => of::<api::Key>(answers),
-            Schema::KeyList => of::<api::KeyList>(answers),
-            Schema::KeyMade => of::<api::KeyMade>(answers),
-            Schema::QuotaSheet => of::<api::QuotaSheet>(answers),
-            Schema::Redriven => of::<api::Redriven>(answers),
-            Schema::RunPage => of::<api::RunPage>(answers),
-            Schema::Schedule => of::<api::Schedule>(answers),
-            Schema::SchedulePage => of::<api::SchedulePage>(answers),
-            Schema::ScheduleSummary => of::<api::ScheduleSummary<'_>>(answers),
-            Schema::SummaryOrDryRun => {
-                json!({ "anyOf": [of::<api::ScheduleSummary<'_>>(answers), of::<api::DryRun>(answers)] })
-            }
-            Schema::SigningSecret => of::<api::SigningSecret>(answers),
-            Schema::SigningSecretList => of::<api::SigningSecretList>(answers),
-            Schema::SigningSecretMade => of::<api::SigningSecretMade>(answers),
-            Schema::Status => {
-                let status = json!({ "enum": ["ok", "ready", "storage_full"] });
-                json!({ "type": "object", "properties": { "status": status }, "required": ["status"] })
-            }
-            Schema::Tenant => of::<api::Tenant>(answers),
-            Schema::TenantList => of::<api::TenantList>(answers),
-            Schema::TenantMade => of::<api::TenantMade>(answers),
-            Schema::BatchLines
-            | Schema::KeyRequest
-            | Schema::Quotas
-            | Schema::SchedulePatch
-            | Schema::ScheduleRequest
-            | Schema::TenantPatch
-            | Schema::TenantRequest => unreachable!("{schema:?} is no answer"),
-        }
-    }
-
-    pub(super) fn problem(&mut self) -> Value {
-        of::<api::Problem>(&mut self.answers)
     }
 
     pub(super) fn path_parameter(&self, name: &str) -> Value {
@@ -116,7 +57,8 @@ impl Schemas {
                 ("dry_run", "Check all of it, write nothing, and tell what would be", json!({ "type": "boolean" }))
             }
             Parameter::IdempotencyKey => {
-                let schema = json!({ "type": "string", "pattern": IDEMPOTENCY_KEY, "minLength": 1, "maxLength": 512 });
+                let schema =
+                    json!({ "type": "string", "pattern": idempotency::PATTERN, "minLength": 1, "maxLength": 512 });
                 ("Idempotency-Key", "The same answer for each request with this key and this body", schema)
             }
             Parameter::DueFrom => ("due_from", "The start, included, of what is due", instant()),
@@ -145,10 +87,7 @@ impl Schemas {
             }
         };
         let required = parameter == Parameter::DeadLetter;
-        let place = match parameter {
-            Parameter::IdempotencyKey | Parameter::IfMatch | Parameter::IfNoneMatch => "header",
-            _ => "query",
-        };
+        let place = if parameter.is_header() { "header" } else { "query" };
         json!({ "name": name, "in": place, "required": required, "description": what, "schema": schema })
     }
 
@@ -190,15 +129,6 @@ impl Schemas {
         limit_tenants(&mut schemas);
         schemas
     }
-}
-
-fn of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
-    let schema: JsonSchemaText = generator.subschema_for::<T>();
-    schema.to_value()
-}
-
-fn reference(name: &str) -> Value {
-    json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
 /// As RFC 9110 writes them.

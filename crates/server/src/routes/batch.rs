@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use api::BatchLine;
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
@@ -24,25 +24,24 @@ use scheduler::{Create, CreateRefusal};
 use store::StoreError;
 use tokio::sync::oneshot;
 
-use super::check_content_type;
 use super::schedules::{may_be_made, never_fires, refuse_create};
 use crate::answer;
-use crate::auth::{self, Caller, authenticate};
+use crate::auth::{self, Caller};
 use crate::body::read_schedule;
+use crate::extract::check_content_type;
 use crate::quota::Room;
-use crate::refusal::{Kind, Refused, refuse, to_json};
-use crate::shared::Shared;
+use crate::refusal::{Answered, Code, Refused, refuse, to_json};
 use crate::spans;
+use crate::state::{App, AppState};
 use lines::{Line, Lines};
 
 const NDJSON: &[&str] = &[api::NDJSON_CONTENT_TYPE, "application/ndjson", "application/jsonl"];
 
-pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Response<Body>, Refused> {
+pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> Answered {
     let (head, body) = request.into_parts();
-    let caller = authenticate(&shared, &head.headers, domain::Role::Writer)?;
     check_content_type(&head.headers, NDJSON)?;
-    let lines = Lines::new(body, shared.options.body_bytes_max);
-    let batch = Batch { shared, caller, lines, group: Group::default(), under_way: FuturesOrdered::new() };
+    let lines = Lines::new(body, app.options.body_bytes_max);
+    let batch = Batch { app, caller, lines, group: Group::default(), under_way: FuturesOrdered::new() };
     let mut response = Response::new(Body::from_stream(batch.into_stream()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(api::NDJSON_CONTENT_TYPE));
     Ok(response)
@@ -53,7 +52,7 @@ pub(super) async fn batch(shared: Arc<Shared>, request: Request) -> Result<Respo
 const LINES_PER_TURN: u64 = 32;
 
 struct Batch {
-    shared: Arc<Shared>,
+    app: Arc<AppState>,
     /// Who sends it, as last looked up.
     caller: Caller,
     lines: Lines,
@@ -86,7 +85,7 @@ impl Batch {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             self.take_lines().await;
-            let is_room = self.under_way.len() < self.shared.options.batch_groups_max;
+            let is_room = self.under_way.len() < self.app.options.batch_groups_max;
             if is_room && self.is_group_ready() {
                 self.start_group();
                 continue;
@@ -97,10 +96,10 @@ impl Batch {
             if self.under_way.is_empty() {
                 // Nothing to do but to read; what has come so far does not wait for more.
                 if !self.lines.fill_at_once().await && self.group.entries.is_empty() {
-                    let limit = self.shared.options.body_timeout;
-                    let filled = self.shared.runtime.timeout(limit, self.lines.fill()).await;
+                    let limit = self.app.options.body_timeout;
+                    let filled = self.app.runtime.timeout(limit, self.lines.fill()).await;
                     if filled.is_none() {
-                        self.lines.stop(crate::body::collect::late(&self.shared));
+                        self.lines.stop(crate::body::collect::late(&self.app));
                     }
                 } else if !self.group.entries.is_empty() {
                     self.take_lines().await;
@@ -119,34 +118,34 @@ impl Batch {
     /// Lines wait for a full group while there is nothing to gain from sending fewer.
     fn is_group_ready(&self) -> bool {
         let lines = self.group.entries.len();
-        lines >= self.shared.options.batch_group_lines || (lines > 0 && self.lines.is_at_end())
+        lines >= self.app.options.batch_group_lines || (lines > 0 && self.lines.is_at_end())
     }
 
     async fn take_lines(&mut self) {
-        match auth::again(&self.shared, &self.caller.key) {
+        match auth::again(&self.app, &self.caller.key) {
             Ok(caller) => self.caller = caller,
             Err(refused) if !self.lines.is_at_end() => self.lines.stop(refused),
             Err(_) => {}
         }
-        let now = self.shared.runtime.now();
-        while self.group.entries.len() < self.shared.options.batch_group_lines {
+        let now = self.app.runtime.now();
+        while self.group.entries.len() < self.app.options.batch_group_lines {
             let Some((number, line)) = self.lines.next() else { return };
             if number.is_multiple_of(LINES_PER_TURN) {
                 tokio::task::yield_now().await;
             }
-            let lines_max = self.shared.options.batch_lines_max;
+            let lines_max = self.app.options.batch_lines_max;
             let checked = match line {
                 Line::Text(_) if number > lines_max => {
                     self.lines.end();
                     let detail =
                         format!("a batch has at most {lines_max} lines; send the rest, from here on, in another");
-                    Err(refuse(Kind::BatchTooLong, detail))
+                    Err(refuse(Code::BatchTooLong, detail))
                 }
                 Line::Text(text) => {
-                    let (limits, egress) = (&self.shared.options.limits, &self.caller.tenant.egress);
+                    let (limits, egress) = (&self.app.options.limits, &self.caller.tenant.egress);
                     match read_schedule(&text, None, limits, egress, now) {
                         Ok(wanted) => {
-                            let admitted = self.shared.admit(&self.caller.tenant, None, &wanted.spec, now).await;
+                            let admitted = self.app.admit(&self.caller.tenant, None, &wanted.spec, now).await;
                             admitted.map(|room| (wanted, room))
                         }
                         Err(refused) => Err(refused),
@@ -168,27 +167,27 @@ impl Batch {
 
     fn start_group(&mut self) {
         let Group { requests, rooms, entries } = std::mem::take(&mut self.group);
-        let shared = self.shared.clone();
+        let app = self.app.clone();
         // A task of its own, because this stream stands still while its client does not read: what the scheduler
         // holds for a call must not wait for that.
         let (answer, answers) = oneshot::channel();
-        let scheduler = shared.scheduler.clone();
+        let scheduler = app.scheduler.clone();
         let work = async move {
             let answers = if requests.is_empty() { Ok(Vec::new()) } else { scheduler.create(requests).await };
             let _client_is_gone = answer.send(answers);
         };
-        drop(self.shared.runtime.spawn("batch group", work));
+        drop(self.app.runtime.spawn("batch group", work));
         let work = async move {
             let answers = answers.await.unwrap_or_else(|_| Err(StoreError::Unavailable("a task failed".to_owned())));
-            shared.metrics.batch_lines.inc_by(entries.len() as u64);
-            answer_group(&shared, entries, &rooms, answers)
+            app.metrics.batch_lines.inc_by(entries.len() as u64);
+            answer_group(&app, entries, &rooms, answers)
         };
         self.under_way.push_back(work.boxed());
     }
 }
 
 fn answer_group(
-    shared: &Shared,
+    app: &AppState,
     entries: Vec<Entry>,
     rooms: &[Room],
     answers: Result<Vec<Result<Arc<Schedule>, CreateRefusal>>, StoreError>,
@@ -197,7 +196,7 @@ fn answer_group(
     let failed = answers.as_ref().err().cloned();
     let answers = answers.unwrap_or_default();
     for (room, answer) in rooms.iter().zip(&answers) {
-        shared.pending.settle(room, may_be_made(answer));
+        app.pending.settle(room, may_be_made(answer));
     }
     let mut answers = answers.into_iter();
     for Entry { line, checked } in entries {
@@ -213,7 +212,7 @@ fn answer_group(
             }
             Err(refused) => {
                 let status = refused.status();
-                write_line(&mut text, line, status, Err(refused.into_problem(Some(shared.request_id()))));
+                write_line(&mut text, line, status, Err(refused.into_problem(Some(app.request_id()))));
             }
         }
     }

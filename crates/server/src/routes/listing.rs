@@ -3,31 +3,30 @@
 use std::borrow::Cow;
 
 use api::{FieldError, SchedulePage};
-use axum::body::Body;
-use axum::http::{HeaderMap, Response, StatusCode};
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Role, Status, TargetKey, Timestamp};
+use domain::{DueKey, Incarnation, Occurrence, PollerId, Revision, Status, TargetKey, Timestamp};
 use percent_encoding::percent_decode_str;
 use scheduler::Tenants;
 use store::listing::{By, Listing, Place};
 
-use super::runs::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, bad};
 use crate::answer;
-use crate::auth::authenticate;
-use crate::refusal::{Kind, Refused, refuse, refuse_fields};
-use crate::shared::Shared;
+use crate::auth::Caller;
+use crate::query::{PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, bad};
+use crate::refusal::{Answered, Code, Refused, refuse, refuse_fields};
+use crate::state::App;
 
 /// A longer stretch is asked for in parts.
 const DUE_RANGE_MAX_MILLIS: i64 = 24 * 3_600_000;
 
-pub(super) async fn list(shared: &Shared, query: Option<&str>, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers, Role::Reader)?.tenant;
-    let Asked { filter, after, limit } = Asked::parse(query.unwrap_or_default())?;
+pub(super) async fn list(State(app): App, Caller { tenant, .. }: Caller, RawQuery(query): RawQuery) -> Answered {
+    let Asked { filter, after, limit } = Asked::parse(query.as_deref().unwrap_or_default())?;
     let pollers = Tenants::pollers(&tenant);
     let listing = Listing { tenant: tenant.id, by: filter.by(&pollers), after, limit };
-    let page = shared.scheduler.list(&listing).await?;
-    let damaged = || refuse(Kind::StoreDamaged, "a payload that is stored is not the one that was sent");
+    let page = app.scheduler.list(&listing).await?;
+    let damaged = || refuse(Code::StoreDamaged, "a payload that is stored is not the one that was sent");
     let schedules = page.schedules.iter().map(|schedule| answer::schedule(schedule).ok_or_else(damaged));
     let schedules = schedules.collect::<Result<_, _>>()?;
     let next_page_token = page.next.map(|next| token(&filter, next));
@@ -139,7 +138,7 @@ impl Asked {
             return Ok(Asked { filter, after, limit });
         }
         errors.truncate(32);
-        Err(refuse_fields(Kind::InvalidParameter, "the query cannot be used; see errors", errors))
+        Err(refuse_fields(Code::InvalidParameter, "the query cannot be used; see errors", errors))
     }
 }
 

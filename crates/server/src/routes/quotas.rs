@@ -4,29 +4,29 @@
 mod tests;
 
 use axum::body::Body;
-use axum::extract::Request;
-use axum::http::{HeaderMap, Response, StatusCode};
-use domain::{Quota, Quotas, Role, Tenant};
+use axum::extract::State;
+use axum::http::{Response, StatusCode};
+use domain::{Quota, Quotas, Tenant};
 
-use super::tenants::read;
 use super::tenants::settings::change_settings;
 use crate::answer;
-use crate::auth::{Caller, authenticate};
-use crate::refusal::{Kind, Refused, refuse};
-use crate::shared::Shared;
+use crate::auth::Caller;
+use crate::extract::JsonBody;
+use crate::refusal::{Answered, Code, Refused, refuse};
+use crate::state::App;
 
 /// Of the key's own tenant.
-pub(super) fn get(shared: &Shared, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let caller = authenticate(shared, headers, Role::Reader)?;
-    Ok(answer::json(StatusCode::OK, &sheet_of(&caller.tenant)))
+pub(super) async fn get(Caller { tenant, .. }: Caller) -> Response<Body> {
+    answer::json(StatusCode::OK, &sheet_of(&tenant))
 }
 
 /// Of the key's own tenant, up to the ceilings.
-pub(super) async fn patch(shared: &Shared, request: Request) -> Result<Response<Body>, Refused> {
-    let (head, body) = request.into_parts();
-    let Caller { tenant, key } = authenticate(shared, &head.headers, Role::Admin)?;
-    let wanted: api::Quotas = read(shared, &head.headers, body).await?;
-    let changed = change_settings(shared, &tenant, &key, "quotas.update", |tenant| set_quotas(tenant, &wanted)).await?;
+pub(super) async fn patch(
+    State(app): App,
+    Caller { tenant, key }: Caller,
+    JsonBody(wanted): JsonBody<api::Quotas>,
+) -> Answered {
+    let changed = change_settings(&app, &tenant, &key, "quotas.update", |tenant| set_quotas(tenant, &wanted)).await?;
     Ok(answer::json(StatusCode::OK, &sheet_of(&changed)))
 }
 
@@ -37,7 +37,7 @@ pub(super) fn set_quotas(tenant: &mut Tenant, wanted: &api::Quotas) -> Result<()
     let Some(above) = tenant.quotas.first_above(&tenant.ceilings) else { return Ok(()) };
     let ceiling = tenant.ceilings.get(above).expect("what is above a ceiling has one");
     let detail = format!("`{}` may be at most {ceiling}; an operator can raise that", above.name());
-    Err(refuse(Kind::QuotaCeiling, detail))
+    Err(refuse(Code::QuotaCeiling, detail))
 }
 
 /// A quota that is above its new ceiling is lowered to it.

@@ -2,61 +2,61 @@
 
 use api::{FieldError, ScheduleSummary};
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::State;
 use axum::http::header::{CACHE_CONTROL, LOCATION};
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
-use domain::{Edition, Role, Schedule, ScheduleId, Status, When};
+use axum::http::{HeaderValue, Response, StatusCode};
+use domain::{Edition, Schedule, Status, When};
 use scheduler::{Create, CreateRefusal, Timing};
 
-use super::{check_content_type, dry_run, once};
+use super::{dry_run, once};
 use crate::answer;
-use crate::auth::authenticate;
-use crate::body::collect::collect;
+use crate::auth::Caller;
 use crate::body::read_schedule;
 use crate::condition::{Condition, Unmet, with_etag};
-use crate::refusal::{Kind, Refused, refuse, refuse_fields};
-use crate::shared::Shared;
+use crate::extract::{BodyBytes, ExistingId, MediaType, schedule_not_found};
+use crate::idempotency::IdempotencyKey;
+use crate::query::DryRun;
+use crate::refusal::{Answered, Code, Refused, refuse, refuse_fields};
 use crate::spans;
+use crate::state::{App, AppState};
 
-pub(super) const JSON: &[&str] = &["application/json"];
-
-pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response<Body>, Refused> {
-    let (head, body) = request.into_parts();
-    spans::caller(&head.headers);
-    let tenant = authenticate(shared, &head.headers, Role::Writer)?.tenant;
-    check_content_type(&head.headers, JSON)?;
-    let is_dry_run = dry_run::is_asked(head.uri.query())?;
-    let key = once::Key::read(&head.headers)?;
-    let bytes = collect(shared, &head.headers, body).await?;
+pub(super) async fn create(
+    State(app): App,
+    Caller { tenant, .. }: Caller,
+    _: MediaType,
+    DryRun(is_dry_run): DryRun,
+    IdempotencyKey(key): IdempotencyKey,
+    BodyBytes(bytes): BodyBytes,
+) -> Answered {
     if let Some(key) = key {
-        return Box::pin(once::create(shared, tenant, &key, &bytes, is_dry_run)).await;
+        return Box::pin(once::create(&app, tenant, &key, &bytes, is_dry_run)).await;
     }
-    let now = shared.runtime.now();
-    let wanted = read_schedule(&bytes, None, &shared.options.limits, &tenant.egress, now)?;
-    let room = shared.admit(&tenant, None, &wanted.spec, now).await?;
+    let now = app.runtime.now();
+    let wanted = read_schedule(&bytes, None, &app.options.limits, &tenant.egress, now)?;
+    let room = app.admit(&tenant, None, &wanted.spec, now).await?;
     let request = Create { tenant, id: wanted.id, incarnation: None, spec: wanted.spec };
     let when = never_fires(&request);
     if is_dry_run {
-        shared.pending.settle(&room, false);
-        return would_create(shared, request).await;
+        app.pending.settle(&room, false);
+        return would_create(&app, request).await;
     }
-    let answers = shared.scheduler.create(vec![request]).await?;
+    let answers = app.scheduler.create(vec![request]).await?;
     let answer = answers.into_iter().next().expect("the scheduler answers every request of a call");
-    shared.pending.settle(&room, may_be_made(&answer));
+    app.pending.settle(&room, may_be_made(&answer));
     let schedule = answer.map_err(|refusal| refuse_create(refusal, when))?;
     spans::made(&schedule);
     Ok(made(StatusCode::CREATED, &answer::summary(&schedule), schedule.edition()))
 }
 
-async fn would_create(shared: &Shared, request: Create) -> Result<Response<Body>, Refused> {
+async fn would_create(app: &AppState, request: Create) -> Answered {
     let existing = match &request.id {
-        Some(id) => shared.scheduler.get(request.tenant.id, id.clone()).await?,
+        Some(id) => app.scheduler.get(request.tenant.id, id.clone()).await?,
         None => None,
     };
     if existing.as_ref().is_some_and(|existing| existing.status != Status::Cancelled) {
         return Err(refuse_create(CreateRefusal::Exists, never_fires(&request)));
     }
-    dry_run::answer(shared, request, existing.as_deref(), Timing::Anew)
+    dry_run::answer(app, request, existing.as_deref(), Timing::Anew)
 }
 
 pub(super) fn made(status: StatusCode, summary: &ScheduleSummary<'_>, edition: Edition) -> Response<Body> {
@@ -87,10 +87,10 @@ pub(super) fn may_be_made<T>(answer: &Result<T, CreateRefusal>) -> bool {
 pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refused {
     match refusal {
         CreateRefusal::Exists => {
-            refuse(Kind::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
+            refuse(Code::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
         }
         CreateRefusal::Unreachable => {
-            refuse(Kind::StoreUnavailable, "nothing is known of whether this request took effect; send it again")
+            refuse(Code::StoreUnavailable, "nothing is known of whether this request took effect; send it again")
         }
         CreateRefusal::NeverFires => {
             let error = FieldError {
@@ -99,16 +99,18 @@ pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refus
                 detail: "it names no instant that is still to come".into(),
                 ..FieldError::default()
             };
-            refuse_fields(Kind::InvalidSchedule, "the schedule would never fire", vec![error])
+            refuse_fields(Code::InvalidSchedule, "the schedule would never fire", vec![error])
         }
     }
 }
 
-pub(super) async fn get(shared: &Shared, id: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let tenant = authenticate(shared, headers, Role::Reader)?.tenant;
-    let id = find_id(id)?;
-    let condition = Condition::read(headers)?;
-    let found = shared.scheduler.get(tenant.id, id).await?.ok_or_else(not_found)?;
+pub(super) async fn get(
+    State(app): App,
+    Caller { tenant, .. }: Caller,
+    ExistingId(id): ExistingId,
+    condition: Condition,
+) -> Answered {
+    let found = app.scheduler.get(tenant.id, id).await?.ok_or_else(schedule_not_found)?;
     let response = match condition.check(Some(&found)) {
         Ok(()) => answer::json(StatusCode::OK, &shown(&found)?),
         Err(Unmet::Match) => return Err(Unmet::Match.refuse()),
@@ -124,19 +126,10 @@ pub(super) async fn get(shared: &Shared, id: &str, headers: &HeaderMap) -> Resul
 
 pub(super) fn shown(schedule: &Schedule) -> Result<api::Schedule, Refused> {
     answer::schedule(schedule)
-        .ok_or_else(|| refuse(Kind::StoreDamaged, "the payload that is stored is not the one that was sent"))
+        .ok_or_else(|| refuse(Code::StoreDamaged, "the payload that is stored is not the one that was sent"))
 }
 
 fn no_store(mut response: Response<Body>) -> Response<Body> {
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
-}
-
-/// The id in a path; one that cannot be is simply not there.
-pub(super) fn find_id(id: &str) -> Result<ScheduleId, Refused> {
-    ScheduleId::new(id).map_err(|_| not_found())
-}
-
-pub(super) fn not_found() -> Refused {
-    refuse(Kind::ScheduleNotFound, "no schedule of your tenant has this id")
 }

@@ -4,23 +4,19 @@
 
 pub(super) mod settings;
 
-use std::sync::Arc;
-
 use axum::body::Body;
-use axum::extract::Request;
-use axum::http::{HeaderMap, Response, StatusCode};
+use axum::extract::{RawQuery, State};
+use axum::http::{Response, StatusCode};
 use domain::{ApiKey, Audit, Role, ScheduleId, SigningSecret, Tenant, TenantId, Timestamp};
-use serde::de::DeserializeOwned;
 
-use super::check_content_type;
 use super::quotas::{set_ceilings, set_quotas, sheet_of};
-use super::runs::Page;
 use crate::answer;
-use crate::auth::{caller, check_role};
-use crate::body::collect::collect;
+use crate::auth::{Caller, NamedTenant, tenant_not_found};
 use crate::credentials::{new_key, new_signing_secret};
-use crate::refusal::{Kind, Refused, refuse};
-use crate::shared::Shared;
+use crate::extract::{Id, JsonBody};
+use crate::query::Page;
+use crate::refusal::{Answered, Code, Refused, refuse};
+use crate::state::{App, AppState};
 
 /// The name of [`Tenant::OPERATOR`].
 const OPERATOR: &str = "operator";
@@ -40,122 +36,101 @@ struct Act<'a> {
 
 /// All tenants as they are in the store, for one whose key is still among theirs: this member may not know yet that it was
 /// revoked.
-async fn fresh(shared: &Shared, actor: &str) -> Result<Vec<Tenant>, Refused> {
-    let tenants = shared.tenants.all().await?;
+async fn fresh(app: &AppState, actor: &str) -> Result<Vec<Tenant>, Refused> {
+    let tenants = app.tenants.all().await?;
     if tenants.iter().flat_map(|tenant| &tenant.keys).any(|key| key.id == actor) {
         return Ok(tenants);
     }
-    Err(refuse(Kind::InvalidCredentials, "the key was revoked"))
+    Err(refuse(Code::InvalidCredentials, "the key was revoked"))
 }
 
 /// Changes the tenant as it is in the store.
 pub(super) async fn change<T>(
-    shared: &Shared,
+    app: &AppState,
     id: TenantId,
     actor: &str,
     action: &'static str,
     mut edit: impl FnMut(&mut Tenant) -> Result<(String, T), Refused>,
 ) -> Result<T, Refused> {
     for _ in 0..TRIES {
-        let tenants = fresh(shared, actor).await?;
-        let mut tenant = tenants.into_iter().find(|tenant| tenant.id == id).ok_or_else(not_found)?;
+        let tenants = fresh(app, actor).await?;
+        let mut tenant = tenants.into_iter().find(|tenant| tenant.id == id).ok_or_else(tenant_not_found)?;
         let (subject, made) = edit(&mut tenant)?;
         tenant.version += 1;
-        if put(shared, tenant, &Act { actor, action, subject }).await? {
+        if put(app, tenant, &Act { actor, action, subject }).await? {
             return Ok(made);
         }
     }
-    Err(refuse(Kind::StoreUnavailable, "others keep changing the tenant; nothing was done, send it again"))
+    Err(refuse(Code::StoreUnavailable, "others keep changing the tenant; nothing was done, send it again"))
 }
 
 /// Whether nobody else was faster.
-async fn put(shared: &Shared, tenant: Tenant, act: &Act<'_>) -> Result<bool, Refused> {
-    let entry = Audit::of(&tenant, shared.runtime.now(), act.actor, act.action, &act.subject);
-    Ok(shared.tenants.put(tenant, entry).await?.is_ok())
+async fn put(app: &AppState, tenant: Tenant, act: &Act<'_>) -> Result<bool, Refused> {
+    let entry = Audit::of(&tenant, app.runtime.now(), act.actor, act.action, &act.subject);
+    Ok(app.tenants.put(tenant, entry).await?.is_ok())
 }
 
-/// The tenant of this name, for its admins and for operators; to others there is none.
-fn administered(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<(Arc<Tenant>, Arc<ApiKey>), Refused> {
-    let caller = caller(shared, headers)?;
-    let tenant = match caller.key.role {
-        Role::Operator => shared.tenants.named(name).ok_or_else(not_found)?,
-        _ if caller.tenant.name == name => caller.tenant,
-        _ => return Err(not_found()),
-    };
-    check_role(&caller.key, Role::Admin)?;
-    Ok((tenant, caller.key))
-}
-
-fn operator(shared: &Shared, headers: &HeaderMap) -> Result<Arc<ApiKey>, Refused> {
-    let key = caller(shared, headers)?.key;
-    check_role(&key, Role::Operator)?;
-    Ok(key)
-}
-
-fn not_found() -> Refused {
-    refuse(Kind::TenantNotFound, "there is no tenant of this name that the key may see")
-}
-
-pub(super) async fn create(shared: &Shared, request: Request) -> Result<Response<Body>, Refused> {
-    let (head, body) = request.into_parts();
-    let operator = operator(shared, &head.headers)?;
-    let api::TenantRequest { name, quotas, ceilings, egress } = read(shared, &head.headers, body).await?;
+pub(super) async fn create(
+    State(app): App,
+    Caller { key: operator, .. }: Caller,
+    JsonBody(asked): JsonBody<api::TenantRequest>,
+) -> Answered {
+    let api::TenantRequest { name, quotas, ceilings, egress } = asked;
     let egress = settings::egress_from(&egress)?;
     if ScheduleId::new(&name).is_err() {
-        return Err(refuse(Kind::InvalidRequest, "a tenant's name is 1 to 128 of A-Z, a-z, 0-9, _ and -"));
+        return Err(refuse(Code::InvalidRequest, "a tenant's name is 1 to 128 of A-Z, a-z, 0-9, _ and -"));
     }
     for _ in 0..TRIES {
-        let tenants = fresh(shared, &operator.id).await?;
+        let tenants = fresh(&app, &operator.id).await?;
         if name == OPERATOR || tenants.iter().any(|tenant| tenant.name == name) {
-            return Err(refuse(Kind::TenantExists, "choose another name"));
+            return Err(refuse(Code::TenantExists, "choose another name"));
         }
         let id = TenantId(tenants.iter().map(|tenant| tenant.id.0).max().unwrap_or(0) + 1);
-        let (secret, text) = new_signing_secret(&shared.runtime);
-        let (key, bearer) = new_key(&shared.runtime, Role::Admin, "", None);
+        let (secret, text) = new_signing_secret(&app.runtime);
+        let (key, bearer) = new_key(&app.runtime, Role::Admin, "", None);
         let mut tenant = Tenant {
             keys: vec![key.clone()],
-            quotas: shared.options.tenant_quotas,
-            ceilings: shared.options.tenant_ceilings,
+            quotas: app.options.tenant_quotas,
+            ceilings: app.options.tenant_ceilings,
             egress: egress.clone(),
             ..Tenant::new(id, &name, 1, secret.clone())
         };
         set_ceilings(&mut tenant, &ceilings);
         set_quotas(&mut tenant, &quotas)?;
         tenant.generations.clear();
-        tenant.generations.push(tenant.pollers_needed(shared.options.tenant_pollers));
+        tenant.generations.push(tenant.pollers_needed(app.options.tenant_pollers));
         let made = api::TenantMade {
             tenant: tenant_of(&tenant),
             key: api::KeyMade { key: key_of(&key), secret: api::Secret(bearer) },
             signing_secret: secret_made(&secret, text),
         };
         let act = Act { actor: &operator.id, action: "tenant.create", subject: name.clone() };
-        if put(shared, tenant, &act).await? {
+        if put(&app, tenant, &act).await? {
             return Ok(answer::json(StatusCode::CREATED, &made));
         }
     }
-    Err(refuse(Kind::StoreUnavailable, "others keep making tenants; nothing was done, send it again"))
+    Err(refuse(Code::StoreUnavailable, "others keep making tenants; nothing was done, send it again"))
 }
 
-pub(super) async fn list(shared: &Shared, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    operator(shared, headers)?;
-    let mut tenants: Vec<api::Tenant> = shared.tenants.all().await?.iter().map(tenant_of).collect();
+pub(super) async fn list(State(app): App) -> Answered {
+    let mut tenants: Vec<api::Tenant> = app.tenants.all().await?.iter().map(tenant_of).collect();
     tenants.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(answer::json(StatusCode::OK, &api::TenantList { tenants }))
 }
 
-pub(super) async fn get(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let (tenant, _) = administered(shared, name, headers)?;
-    Ok(answer::json(StatusCode::OK, &tenant_of(&tenant)))
+pub(super) async fn get(Caller { tenant, .. }: Caller) -> Response<Body> {
+    answer::json(StatusCode::OK, &tenant_of(&tenant))
 }
 
 /// By an operator: what the tenant may use, how high it may set that, and where its callbacks may go.
-pub(super) async fn patch(shared: &Shared, name: &str, request: Request) -> Result<Response<Body>, Refused> {
-    let (head, body) = request.into_parts();
-    let operator = operator(shared, &head.headers)?;
-    let tenant = shared.tenants.named(name).ok_or_else(not_found)?;
-    check_content_type(&head.headers, &["application/merge-patch+json", "application/json"])?;
-    let settings::Patch { quotas, ceilings, egress } = parse(&collect(shared, &head.headers, body).await?)?;
-    let changed = settings::change_settings(shared, &tenant, &operator, "tenant.update", |tenant| {
+pub(super) async fn patch(
+    State(app): App,
+    Caller { key: operator, .. }: Caller,
+    NamedTenant(tenant): NamedTenant,
+    JsonBody(patch): JsonBody<settings::Patch>,
+) -> Answered {
+    let settings::Patch { quotas, ceilings, egress } = patch;
+    let changed = settings::change_settings(&app, &tenant, &operator, "tenant.update", |tenant| {
         settings::merge_egress(tenant, &egress)?;
         set_ceilings(tenant, &ceilings);
         set_quotas(tenant, &quotas)
@@ -164,27 +139,28 @@ pub(super) async fn patch(shared: &Shared, name: &str, request: Request) -> Resu
     Ok(answer::json(StatusCode::OK, &tenant_of(&changed)))
 }
 
-pub(super) async fn create_key(shared: &Shared, name: &str, request: Request) -> Result<Response<Body>, Refused> {
-    let (head, body) = request.into_parts();
-    let (tenant, actor) = administered(shared, name, &head.headers)?;
-    let asked: api::KeyRequest = read(shared, &head.headers, body).await?;
+pub(super) async fn create_key(
+    State(app): App,
+    Caller { tenant, key: actor }: Caller,
+    JsonBody(asked): JsonBody<api::KeyRequest>,
+) -> Answered {
     let role = role_from(asked.role);
     if (role == Role::Operator) != (tenant.id == Tenant::OPERATOR) {
         let detail = "the role `operator` is for keys of the tenant `operator`, which have no other";
-        return Err(refuse(Kind::InvalidRequest, detail));
+        return Err(refuse(Code::InvalidRequest, detail));
     }
     if asked.name.len() > KEY_NAME_BYTES_MAX {
-        return Err(refuse(Kind::InvalidRequest, format!("a key's name has at most {KEY_NAME_BYTES_MAX} bytes")));
+        return Err(refuse(Code::InvalidRequest, format!("a key's name has at most {KEY_NAME_BYTES_MAX} bytes")));
     }
     let expires_at = asked.expires_at.map(|end| Timestamp::from_millis(end.0));
-    if expires_at.is_some_and(|end| end <= shared.runtime.now()) {
-        return Err(refuse(Kind::InvalidRequest, "`expires_at` is in the past"));
+    if expires_at.is_some_and(|end| end <= app.runtime.now()) {
+        return Err(refuse(Code::InvalidRequest, "`expires_at` is in the past"));
     }
-    let (key, bearer) = new_key(&shared.runtime, role, &asked.name, expires_at);
+    let (key, bearer) = new_key(&app.runtime, role, &asked.name, expires_at);
     let made = api::KeyMade { key: key_of(&key), secret: api::Secret(bearer) };
-    change(shared, tenant.id, &actor.id, "key.create", |tenant| {
+    change(&app, tenant.id, &actor.id, "key.create", |tenant| {
         if tenant.keys.len() >= KEYS_MAX {
-            return Err(refuse(Kind::TooMany, format!("a tenant has at most {KEYS_MAX} keys; revoke one first")));
+            return Err(refuse(Code::TooMany, format!("a tenant has at most {KEYS_MAX} keys; revoke one first")));
         }
         tenant.keys.push(key.clone());
         Ok((key.id.clone(), ()))
@@ -193,26 +169,19 @@ pub(super) async fn create_key(shared: &Shared, name: &str, request: Request) ->
     Ok(answer::json(StatusCode::CREATED, &made))
 }
 
-pub(super) async fn keys(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let (tenant, _) = administered(shared, name, headers)?;
+pub(super) async fn keys(Caller { tenant, .. }: Caller) -> Response<Body> {
     let keys = tenant.keys.iter().map(key_of).collect();
-    Ok(answer::json(StatusCode::OK, &api::KeyList { keys }))
+    answer::json(StatusCode::OK, &api::KeyList { keys })
 }
 
-pub(super) async fn revoke_key(
-    shared: &Shared,
-    name: &str,
-    key_id: &str,
-    headers: &HeaderMap,
-) -> Result<Response<Body>, Refused> {
-    let (tenant, actor) = administered(shared, name, headers)?;
-    let revoked = change(shared, tenant.id, &actor.id, "key.revoke", |tenant| {
+pub(super) async fn revoke_key(State(app): App, Caller { tenant, key: actor }: Caller, Id(key_id): Id) -> Answered {
+    let revoked = change(&app, tenant.id, &actor.id, "key.revoke", |tenant| {
         let known = tenant.keys.iter().position(|key| key.id == key_id);
-        let at = known.ok_or_else(|| refuse(Kind::KeyNotFound, "the tenant has no key of this id"))?;
+        let at = known.ok_or_else(|| refuse(Code::KeyNotFound, "the tenant has no key of this id"))?;
         let key = tenant.keys.remove(at);
         if tenant.id == Tenant::OPERATOR && tenant.keys.iter().all(|key| key.expires_at.is_some()) {
             let detail = "nobody could make another one day; make one that does not expire before you revoke this";
-            return Err(refuse(Kind::LastOne, detail));
+            return Err(refuse(Code::LastOne, detail));
         }
         Ok((key.id.clone(), key))
     })
@@ -220,16 +189,15 @@ pub(super) async fn revoke_key(
     Ok(answer::json(StatusCode::OK, &key_of(&revoked)))
 }
 
-pub(super) async fn create_secret(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let (tenant, actor) = administered(shared, name, headers)?;
+pub(super) async fn create_secret(State(app): App, Caller { tenant, key: actor }: Caller) -> Answered {
     if tenant.id == Tenant::OPERATOR {
-        return Err(refuse(Kind::InvalidRequest, "operators have no callbacks to sign"));
+        return Err(refuse(Code::InvalidRequest, "operators have no callbacks to sign"));
     }
-    let (secret, text) = new_signing_secret(&shared.runtime);
-    change(shared, tenant.id, &actor.id, "signing_secret.create", |tenant| {
+    let (secret, text) = new_signing_secret(&app.runtime);
+    change(&app, tenant.id, &actor.id, "signing_secret.create", |tenant| {
         if tenant.signing_secrets.len() >= SIGNING_SECRETS_MAX {
             return Err(refuse(
-                Kind::TooMany,
+                Code::TooMany,
                 format!("{SIGNING_SECRETS_MAX} are live; delete the one that no receiver checks any more"),
             ));
         }
@@ -240,24 +208,21 @@ pub(super) async fn create_secret(shared: &Shared, name: &str, headers: &HeaderM
     Ok(answer::json(StatusCode::CREATED, &secret_made(&secret, text)))
 }
 
-pub(super) async fn secrets(shared: &Shared, name: &str, headers: &HeaderMap) -> Result<Response<Body>, Refused> {
-    let (tenant, _) = administered(shared, name, headers)?;
+pub(super) async fn secrets(Caller { tenant, .. }: Caller) -> Response<Body> {
     let signing_secrets = tenant.signing_secrets.iter().map(secret_of).collect();
-    Ok(answer::json(StatusCode::OK, &api::SigningSecretList { signing_secrets }))
+    answer::json(StatusCode::OK, &api::SigningSecretList { signing_secrets })
 }
 
 pub(super) async fn delete_secret(
-    shared: &Shared,
-    name: &str,
-    secret_id: &str,
-    headers: &HeaderMap,
-) -> Result<Response<Body>, Refused> {
-    let (tenant, actor) = administered(shared, name, headers)?;
-    let deleted = change(shared, tenant.id, &actor.id, "signing_secret.delete", |tenant| {
+    State(app): App,
+    Caller { tenant, key: actor }: Caller,
+    Id(secret_id): Id,
+) -> Answered {
+    let deleted = change(&app, tenant.id, &actor.id, "signing_secret.delete", |tenant| {
         let known = tenant.signing_secrets.iter().position(|secret| secret.id == secret_id);
-        let at = known.ok_or_else(|| refuse(Kind::KeyNotFound, "the tenant has no signing secret of this id"))?;
+        let at = known.ok_or_else(|| refuse(Code::KeyNotFound, "the tenant has no signing secret of this id"))?;
         if tenant.signing_secrets.len() == 1 {
-            return Err(refuse(Kind::LastOne, "callbacks are always signed; make another before you delete this"));
+            return Err(refuse(Code::LastOne, "callbacks are always signed; make another before you delete this"));
         }
         let secret = tenant.signing_secrets.remove(at);
         Ok((secret.id.clone(), secret))
@@ -266,36 +231,13 @@ pub(super) async fn delete_secret(
     Ok(answer::json(StatusCode::OK, &secret_of(&deleted)))
 }
 
-pub(super) async fn audit(
-    shared: &Shared,
-    name: &str,
-    query: Option<&str>,
-    headers: &HeaderMap,
-) -> Result<Response<Body>, Refused> {
-    let (tenant, _) = administered(shared, name, headers)?;
-    let page = Page::parse(query, false, |token| token.parse::<u64>().ok())?;
-    let found = shared.tenants.audit(tenant.id, page.after.unwrap_or(0), page.limit + 1).await?;
+pub(super) async fn audit(State(app): App, Caller { tenant, .. }: Caller, RawQuery(query): RawQuery) -> Answered {
+    let page = Page::parse(query.as_deref(), false, |token| token.parse::<u64>().ok())?;
+    let found = app.tenants.audit(tenant.id, page.after.unwrap_or(0), page.limit + 1).await?;
     let entries: Vec<api::AuditEntry> = found.iter().take(page.limit).map(entry_of).collect();
     let last = entries.last().filter(|_| found.len() > page.limit);
     let next_page_token = last.map(|entry| entry.version.to_string());
     Ok(answer::json(StatusCode::OK, &api::AuditPage { entries, next_page_token }))
-}
-
-/// A small body.
-pub(super) async fn read<T: DeserializeOwned>(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<T, Refused> {
-    check_content_type(headers, &["application/json"])?;
-    parse(&collect(shared, headers, body).await?)
-}
-
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refused> {
-    // Fields by their places would be taken, too.
-    if bytes.trim_ascii_start().first().is_some_and(|first| b"[\"-0123456789tfn".contains(first)) {
-        return Err(refuse(Kind::InvalidRequest, "the body is to be a JSON object"));
-    }
-    serde_json::from_slice(bytes).map_err(|error| match error.classify() {
-        serde_json::error::Category::Data => refuse(Kind::InvalidRequest, error.to_string()),
-        _ => refuse(Kind::MalformedJson, format!("{error}; send one JSON object in UTF-8")),
-    })
 }
 
 fn tenant_of(tenant: &Tenant) -> api::Tenant {

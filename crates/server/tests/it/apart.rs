@@ -12,9 +12,9 @@ const SCHEDULE: &str = "theirs";
 /// What makes something of one's own under whatever id, as ids are a tenant's.
 const MAKING: [&str; 3] = ["POST /v1/schedules", "PUT /v1/schedules/{id}", "POST /v1/schedules:batch"];
 
-/// Each route as metrics name it: a handler cannot answer without such a name, so none is forgotten here.
+/// Each entry of the table of routes: a handler without one is not served.
 fn routes() -> Vec<&'static str> {
-    let names = include_str!("../../src/metrics.rs").split('"').filter(|text| {
+    let names = include_str!("../../src/routes.rs").split('"').filter(|text| {
         text.split_once(" /").is_some_and(|(method, _)| ["GET", "POST", "PUT", "PATCH", "DELETE"].contains(&method))
     });
     let mut names: Vec<&str> = names.collect();

@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 
 use crate::body::collect::{Piece, at_once, broken};
-use crate::refusal::{Kind, Refused, refuse};
+use crate::refusal::{Code, Refused, refuse};
 
 pub(super) enum Line {
     Text(Bytes),
@@ -98,7 +98,7 @@ impl Lines {
 
     fn too_long(&self) -> Refused {
         let detail = format!("a line has at most {} bytes; keep large data elsewhere", self.line_bytes_max);
-        refuse(Kind::BodyTooLarge, detail)
+        refuse(Code::BodyTooLarge, detail)
     }
 
     fn take_last(&mut self) -> Option<(u64, Line)> {

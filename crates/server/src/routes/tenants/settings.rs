@@ -6,13 +6,13 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::change;
-use crate::refusal::{Kind, Refused, refuse};
-use crate::shared::Shared;
+use crate::refusal::{Code, Refused, refuse};
+use crate::state::AppState;
 
 /// `PATCH /v1/tenants/{tenant}`: see [`api::TenantPatch`].
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Patch {
+pub(in crate::routes) struct Patch {
     #[serde(default)]
     pub(super) quotas: api::Quotas,
     #[serde(default)]
@@ -28,19 +28,19 @@ fn nothing() -> Value {
 
 /// The tenant as it is afterwards.
 pub(in crate::routes) async fn change_settings(
-    shared: &Shared,
+    app: &AppState,
     tenant: &Tenant,
     actor: &ApiKey,
     action: &'static str,
     mut edit: impl FnMut(&mut Tenant) -> Result<(), Refused>,
 ) -> Result<Tenant, Refused> {
     if tenant.id == Tenant::OPERATOR {
-        return Err(refuse(Kind::InvalidRequest, "operators have no schedules, and so no settings"));
+        return Err(refuse(Code::InvalidRequest, "operators have no schedules, and so no settings"));
     }
-    change(shared, tenant.id, &actor.id, action, |tenant| {
+    change(app, tenant.id, &actor.id, action, |tenant| {
         let before = tenant.clone();
         edit(tenant)?;
-        tenant.grow_pollers(shared.options.tenant_pollers);
+        tenant.grow_pollers(app.options.tenant_pollers);
         Ok((differences(&before, tenant), Tenant { version: tenant.version + 1, ..tenant.clone() }))
     })
     .await
@@ -79,7 +79,7 @@ pub(super) fn merge_egress(tenant: &mut Tenant, patch: &Value) -> Result<(), Ref
         Value::Null => egress = nothing(),
         patch => merge_into(&mut egress, patch, "/egress")?,
     }
-    let refused = |error: serde_json::Error| refuse(Kind::InvalidRequest, error.to_string());
+    let refused = |error: serde_json::Error| refuse(Code::InvalidRequest, error.to_string());
     let egress: api::Egress = serde_json::from_value(egress).map_err(refused)?;
     tenant.egress = egress_from(&egress)?;
     Ok(())
@@ -92,13 +92,13 @@ fn merge_into(target: &mut Value, patch: &Value, pointer: &str) -> Result<(), Re
         return Ok(());
     };
     let Value::Object(patch) = patch else {
-        return Err(refuse(Kind::InvalidRequest, format!("{pointer} is an object of what is to be changed")));
+        return Err(refuse(Code::InvalidRequest, format!("{pointer} is an object of what is to be changed")));
     };
     for (name, value) in patch {
         let shown: String = name.chars().take(64).collect();
         let pointer = format!("{pointer}/{shown}");
         let present = target.get_mut(name);
-        let present = present.ok_or_else(|| refuse(Kind::InvalidRequest, format!("there is no setting {pointer}")))?;
+        let present = present.ok_or_else(|| refuse(Code::InvalidRequest, format!("there is no setting {pointer}")))?;
         match value {
             Value::Null => drop(target.remove(name)),
             value => merge_into(present, value, &pointer)?,
@@ -110,10 +110,10 @@ fn merge_into(target: &mut Value, patch: &Value, pointer: &str) -> Result<(), Re
 pub(super) fn egress_from(egress: &api::Egress) -> Result<Egress, Refused> {
     let refused = |field: &str, what: &str, why: String| {
         let shown: String = what.chars().take(64).collect();
-        refuse(Kind::InvalidRequest, format!("egress.{field}: {shown:?}: {why}"))
+        refuse(Code::InvalidRequest, format!("egress.{field}: {shown:?}: {why}"))
     };
     if egress.allow_networks.len() > NETWORKS_MAX {
-        return Err(refuse(Kind::InvalidRequest, format!("egress.allow_networks: at most {NETWORKS_MAX}")));
+        return Err(refuse(Code::InvalidRequest, format!("egress.allow_networks: at most {NETWORKS_MAX}")));
     }
     let class = |name: &String| name.parse().map_err(|error| refused("allow", name, format!("{error}")));
     let network = |text: &String| text.parse().map_err(|error| refused("allow_networks", text, format!("{error}")));

@@ -1,14 +1,15 @@
 //! The API as a document, and the page that shows it. Both are the same for everybody, and need no key.
 
 use axum::body::Body;
+use axum::extract::Path;
+use axum::extract::rejection::PathRejection;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderValue, Response};
 use bytes::Bytes;
 
-use crate::refusal::{Kind, Refused, refuse};
-use crate::shared::Shared;
+use crate::refusal::{Answered, Code, refuse};
 
 /// Nothing from anywhere else is loaded or asked, and nobody frames the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
@@ -48,22 +49,25 @@ macro_rules! packed {
     };
 }
 
-pub(super) fn document(shared: &Shared) -> Response<Body> {
-    file("application/json", shared.document())
+pub(super) fn document(document: Bytes) -> Response<Body> {
+    file("application/json", document)
 }
 
-pub(super) fn page() -> Response<Body> {
+pub(super) async fn page() -> Response<Body> {
     file("text/html; charset=utf-8", Bytes::from_static(INDEX.as_bytes()))
 }
 
-pub(super) fn asset(name: &str) -> Result<Response<Body>, Refused> {
-    let (media, bytes): (_, &'static [u8]) = match name {
+pub(super) async fn asset(part: Result<Path<String>, PathRejection>) -> Answered {
+    let name = part.map_or(String::new(), |Path(name)| name);
+    let (media, bytes): (_, &'static [u8]) = match name.as_str() {
         "start.js" => return Ok(file("text/javascript; charset=utf-8", Bytes::from_static(START.as_bytes()))),
         "swagger-ui-bundle.js" => ("text/javascript; charset=utf-8", packed!("swagger-ui-bundle.js")),
         "swagger-ui.css" => ("text/css; charset=utf-8", packed!("swagger-ui.css")),
         "index.css" => ("text/css; charset=utf-8", packed!("index.css")),
         "favicon-32x32.png" => ("image/png", packed!("favicon-32x32.png")),
-        _ => return Err(refuse(Kind::RouteNotFound, "the page of the API has no such part; it begins at /docs")),
+        _ => {
+            return Err(refuse(Code::RouteNotFound, "the page of the API has no such part; it begins at /docs"));
+        }
     };
     let mut response = file(media, Bytes::from_static(bytes));
     // Every browser takes it, and nobody else has a use for it.
