@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{OpenError, Options, listener, schema};
 
 /// After the server's own limit it has this long to say so.
-pub(crate) const SILENCE: Duration = Duration::from_millis(250);
+const SILENCE: Duration = Duration::from_millis(250);
 
 /// The connections, and the schema behind them.
 pub struct Database {

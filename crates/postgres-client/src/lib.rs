@@ -1,4 +1,5 @@
-//! Connections to PostgreSQL: what a URL means, TLS, timeouts, and connecting again. What is said there is the engines' own.
+//! Connections to PostgreSQL: URLs, TLS, timeouts and reconnecting; and the migrations of a schema. The statements
+//! are those of the engines.
 //!
 //! [`Server`] is where to connect, and how; [`Link`] is one connection to it that is made again whenever it ends. An
 //! engine has as many links as it wants to have statements under way on.
@@ -8,10 +9,12 @@
 
 mod failure;
 mod link;
+mod schema;
 mod server;
 mod tls;
 
 pub use failure::Failure;
 pub use link::{Link, Session};
+pub use schema::Schema;
 pub use server::{Messages, Options, Server, UrlError};
 pub use tokio_postgres;

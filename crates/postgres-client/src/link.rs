@@ -1,6 +1,7 @@
 //! One connection that is made again whenever it ends.
 
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -89,6 +90,40 @@ impl Link {
 }
 
 impl Session {
+    /// Runs `body` on a connection of its own, which ends with it.
+    ///
+    /// # Errors
+    /// If there is no connection, or that of `body`.
+    pub async fn once<T, E: From<Failure>>(
+        runtime: &Runtime,
+        server: &Arc<Server>,
+        body: impl AsyncFnOnce(&Session) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let (client, mut messages) = server.connect(runtime).await?;
+        let session = Session::new(runtime, server, client);
+        let polling = async move {
+            while let Some(Ok(_)) = messages.next().await {}
+            // The statements under way fail once the connection is dropped.
+            drop(messages);
+            std::future::pending::<Infallible>().await
+        };
+        tokio::select! {
+            biased;
+            done = body(&session) => done,
+            never = polling => match never {},
+        }
+    }
+
+    fn new(runtime: &Runtime, server: &Arc<Server>, client: Client) -> Self {
+        Session {
+            runtime: runtime.clone(),
+            server: server.clone(),
+            client,
+            prepared: Mutex::new(HashMap::new()),
+            abandoned: CancellationToken::new(),
+        }
+    }
+
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -132,6 +167,14 @@ impl Session {
                 Err(Failure::Silent { server: self.server.to_string(), waited })
             }
         }
+    }
+
+    /// Runs statements that return nothing, separated by semicolons.
+    ///
+    /// # Errors
+    /// As [`Session::within`].
+    pub async fn run(&self, statements: &str) -> Result<(), Failure> {
+        self.within(self.client.batch_execute(statements)).await
     }
 
     /// Ends the connection; another is made.
@@ -187,14 +230,8 @@ impl Keeper {
 
     /// Until the connection ends.
     async fn keep(&self, client: Client, mut messages: Messages) {
-        let abandoned = CancellationToken::new();
-        let session = Session {
-            runtime: self.runtime.clone(),
-            server: self.server.clone(),
-            client,
-            prepared: Mutex::new(HashMap::new()),
-            abandoned: abandoned.clone(),
-        };
+        let session = Session::new(&self.runtime, &self.server, client);
+        let abandoned = session.abandoned.clone();
         self.state.send_replace(State::Up(Arc::new(session)));
         loop {
             tokio::select! {
