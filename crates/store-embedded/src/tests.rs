@@ -8,10 +8,10 @@ use domain::{DueKey, Incarnation, Occurrence, Revision, Schedule, ScheduleId, Ti
 use futures_util::future::BoxFuture;
 use proptest::prelude::*;
 use runtime::{Runtime, TaskSet};
-use store::conformance::{CASES, Subject, differential};
 use store::listing::{self, By, Listing};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Insert, Mark, Store};
+use store_conformance::{CASES, Subject, differential};
 
 use crate::checkpoint::Checkpoint;
 use crate::codec::tests::a_schedule;

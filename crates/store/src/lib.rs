@@ -28,8 +28,6 @@ pub mod listing;
 pub mod seal;
 mod sealed;
 
-#[cfg(feature = "conformance")]
-pub mod conformance;
 pub mod memory;
 
 use std::sync::Arc;

@@ -59,7 +59,8 @@ const RULES: &[Rule] = &[
     },
     rule("runtime", &["instants"], &["simulator"]),
     rule("journal", &["runtime"], &["simulator"]),
-    rule("store", &["domain", "runtime"], &["simulator"]),
+    rule("store", &["domain", "runtime"], &[]),
+    rule("store-conformance", &["conformance", "domain", "store"], &["runtime", "simulator"]),
     // What the suites of the ports share, and the suites: for tests alone.
     rule("conformance", &["runtime"], &[]),
     rule("coordination-conformance", &["conformance", "coordination", "runtime"], &[]),
@@ -93,8 +94,12 @@ const RULES: &[Rule] = &[
         &["coordination-postgres", "instants", "membership", "postgres-client", "runtime"],
         &["coordination", "domain", "membership-conformance", "test-servers"],
     ),
-    rule("store-embedded", &["domain", "runtime", "journal", "store", "stored"], &["simulator"]),
-    rule("store-postgres", &["domain", "runtime", "store", "stored", "postgres-client"], &["test-servers"]),
+    rule("store-embedded", &["domain", "runtime", "journal", "store", "stored"], &["simulator", "store-conformance"]),
+    rule(
+        "store-postgres",
+        &["domain", "runtime", "store", "stored", "postgres-client"],
+        &["store-conformance", "test-servers"],
+    ),
     rule("postgres-client", &["runtime"], &["test-servers"]),
     rule("scheduler", &["domain", "runtime", "store", "stored", "membership"], &["simulator"]),
     rule("listener", &["runtime"], &[]),
@@ -168,8 +173,6 @@ fn of_package(package: &Package) -> Vec<Finding> {
         let name = dependency.name.as_str();
         let is_for_tests = dependency.kind.as_deref() == Some("dev");
         match (&dependency.path, rule.outside) {
-            // With a feature for its tests.
-            (Some(_), _) if name == package.name => !is_for_tests,
             (Some(_), _) => !(rule.may_use.contains(&name) || is_for_tests && rule.tests_may_use.contains(&name)),
             (None, Some(outside)) => !is_for_tests && !outside.contains(&name),
             (None, None) => false,
@@ -208,7 +211,7 @@ mod tests {
     fn what_tests_may_use_the_crate_may_not() {
         assert_eq!(count(package("journal", &[("simulator", Some("dev"), true)])), 0);
         assert_eq!(count(package("journal", &[("simulator", None, true)])), 1);
-        assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 0);
+        assert_eq!(count(package("store", &[("store", Some("dev"), true)])), 1);
     }
 
     #[test]

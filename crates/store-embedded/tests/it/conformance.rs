@@ -7,8 +7,8 @@ use futures_util::future::BoxFuture;
 use proptest::prelude::*;
 use runtime::Runtime;
 use store::Store;
-use store::conformance::{Case, Subject, differential};
 use store::memory::{MemoryOptions, MemoryStore};
+use store_conformance::{Case, Subject, differential};
 use store_embedded::{IndexKind, Options};
 
 use crate::support::{Home, on_real, small};
@@ -56,7 +56,7 @@ fn tiny(index: IndexKind) -> Options {
     Options { memtable_bytes: 4_000, checkpoint_bytes: 20_000, ..small(index) }
 }
 
-fn on_disk(case: Case, options: Options) {
+fn on_disk(case: Case<dyn Subject>, options: Options) {
     let dir = tempfile::tempdir().unwrap();
     on_real(async |runtime| {
         let subject = Embedded::new(runtime, dir.path(), options);
@@ -68,9 +68,9 @@ fn on_disk(case: Case, options: Options) {
 mod lsm {
     use super::*;
 
-    store::conformance_tests!(run);
+    store_conformance::conformance_tests!(run);
 
-    fn run(case: Case) {
+    fn run(case: Case<dyn Subject>) {
         on_disk(case, small(IndexKind::Lsm));
     }
 }
@@ -78,9 +78,9 @@ mod lsm {
 mod lsm_with_tiny_memtables {
     use super::*;
 
-    store::conformance_tests!(run);
+    store_conformance::conformance_tests!(run);
 
-    fn run(case: Case) {
+    fn run(case: Case<dyn Subject>) {
         on_disk(case, tiny(IndexKind::Lsm));
     }
 }
@@ -88,9 +88,9 @@ mod lsm_with_tiny_memtables {
 mod map_on_a_simulated_disk {
     use super::*;
 
-    store::conformance_tests!(run);
+    store_conformance::conformance_tests!(run);
 
-    fn run(case: Case) {
+    fn run(case: Case<dyn Subject>) {
         if case.name == "no_arrival_is_lost_under_a_moving_cursor" {
             // It reads arrivals without a pause. They are in memory, so in simulated time nothing else would happen.
             return;

@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 use proptest::prelude::*;
 use runtime::Runtime;
 use store::Store;
-use store::conformance::{Case, Subject, differential};
 use store::memory::{MemoryOptions, MemoryStore};
+use store_conformance::{Case, Subject, differential};
 
 use crate::support::{Home, database, on_real};
 
@@ -48,9 +48,9 @@ impl Subject for InDatabase {
     }
 }
 
-store::conformance_tests!(run);
+store_conformance::conformance_tests!(run);
 
-fn run(case: Case) {
+fn run(case: Case<dyn Subject>) {
     let url = database();
     on_real(async |runtime| {
         let subject = InDatabase::new(runtime, url);

@@ -13,14 +13,13 @@ use proptest::strategy::{Strategy as _, ValueTree as _};
 use proptest::test_runner::TestRunner;
 use runtime::Runtime;
 use simulator::Simulation;
-use store::conformance::Case;
-use store::conformance::differential::{self, Operation};
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{
     Answer, Arrival, Change, Cursor, DueBound, DuePage, DueRead, HandOver, HandedOver, Health, Insert, Inserted,
     ListBy, ListPage, ListRead, Mark, Marked, Outdated, OwnerWrite, Placed, Positions, Store, StoreError, WriteRefusal,
     Written,
 };
+use store_conformance::differential::{self, Operation};
 
 use crate::support::{Memory, weak_and_slow};
 
@@ -154,7 +153,7 @@ fn catches(bug: Bug, case: &str, seed: u64) -> bool {
     let sim = Simulation::new(seed);
     sim.run_until(async {
         let subject = broken(bug, sim.member("a"));
-        AssertUnwindSafe(Case::named(case).run(&subject)).catch_unwind().await.is_err()
+        AssertUnwindSafe(store_conformance::case(case).run(&subject)).catch_unwind().await.is_err()
     })
 }
 

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use domain::{Audit, Secret, SigningSecret, Target, Tenant};
 use runtime::Runtime;
-use store::conformance::Case;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{Change, Insert, OwnerWrite, Seal, SealKey, SealedStore, Store};
+use store_conformance::{Case, Subject};
 
 use crate::support::{Memory, POLLER, TENANT, insert, minute, on_real};
 
-store::conformance_tests!(run);
+store_conformance::conformance_tests!(run);
 
 /// These compare what they wrote with what they read, in plain.
 const OF_PLAIN_SECRETS: [&str; 3] = [
@@ -19,7 +19,7 @@ const OF_PLAIN_SECRETS: [&str; 3] = [
     "a_tenant_is_changed_by_who_knows_its_last_version",
 ];
 
-fn run(case: Case) {
+fn run(case: Case<dyn Subject>) {
     if !OF_PLAIN_SECRETS.contains(&case.name) {
         on_real(async |runtime| {
             let options = MemoryOptions::default();

@@ -2,9 +2,9 @@
 
 use domain::{Audit, DueKey, Occurrence, RunState, Schedule, SigningSecret, Tenant};
 
-use super::Subject;
-use super::scene::{OTHER_TENANT, Scene, TENANT, due_of, id, insert_in, minute, poller, run_of};
-use crate::{Change, Cursor, Inserted, WriteRefusal};
+use crate::Subject;
+use crate::scene::{OTHER_TENANT, Scene, TENANT, due_of, id, insert_in, minute, poller, run_of};
+use store::{Change, Cursor, Inserted, WriteRefusal};
 
 pub(super) async fn everything_is_there_after_a_reopen(subject: &dyn Subject) {
     let mut scene = Scene::open(subject).await;

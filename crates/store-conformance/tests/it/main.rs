@@ -7,17 +7,17 @@ mod support;
 
 use proptest::prelude::*;
 use store::Store as _;
-use store::conformance::{Case, differential};
 use store::memory::{MemoryOptions, MemoryStore};
+use store_conformance::{Case, Subject, differential};
 
 use support::{Memory, on_real, weak_and_slow};
 
 mod atomic {
     use super::*;
 
-    store::conformance_tests!(run);
+    store_conformance::conformance_tests!(run);
 
-    fn run(case: Case) {
+    fn run(case: Case<dyn Subject>) {
         on_real(async |runtime| case.run(&Memory::new(runtime, MemoryOptions::default())).await);
     }
 }
@@ -26,9 +26,9 @@ mod atomic {
 mod weak {
     use super::*;
 
-    store::conformance_tests!(run);
+    store_conformance::conformance_tests!(run);
 
-    fn run(case: Case) {
+    fn run(case: Case<dyn Subject>) {
         for seed in 0..8 {
             let sim = simulator::Simulation::new(seed);
             sim.run_until(async { case.run(&Memory::new(sim.member("a"), weak_and_slow())).await });

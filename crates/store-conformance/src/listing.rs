@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use domain::{DueKey, Incarnation, PollerId, RunState, Schedule, Status, TenantId};
 
-use super::Subject;
-use super::scene::{OTHER_TENANT, Scene, TENANT, due_of, insert_of, minute, poller, run_of};
-use crate::listing::{By, Listing, Page, Place, page};
-use crate::{Change, Insert};
+use crate::Subject;
+use crate::scene::{OTHER_TENANT, Scene, TENANT, due_of, insert_of, minute, poller, run_of};
+use store::listing::{By, Listing, Page, Place, page};
+use store::{Change, Insert};
 
 const LABEL: By<'_> = By::Label { name: "team", value: "blue" };
 

@@ -11,9 +11,9 @@ use domain::{
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use runtime::Runtime;
-use store::conformance::Subject;
 use store::memory::{MemoryOptions, MemoryStore};
 use store::{DueBound, DueRead, Insert, Store};
+use store_conformance::Subject;
 
 /// A place whose data outlives each opening.
 pub(crate) struct Memory {

@@ -1,20 +1,8 @@
-//! What every engine must do: one test per promise of the port, run by each engine against the real thing.
+//! The promises of the store port: one test per promise, which every engine runs against its real server. See the crate
+//! `conformance` for how an engine runs a suite. [`differential`] is apart: it compares an engine with the model in memory.
 //!
-//! An engine implements [`Subject`] and writes, in its own tests,
-//!
-//! ```text
-//! store::conformance_tests!(run);
-//!
-//! fn run(case: store::conformance::Case) {
-//!     executor.block_on(async { case.run(&MySubject::new()).await })
-//! }
-//! ```
-//!
-//! which makes a `#[test]` of every case. The executor is the engine's choice; cases that have several calls under way
-//! poll them together, from one task. [`differential`] is apart: it compares an engine with the model in memory.
-//!
-//! Nothing here knows whether an engine is atomic: where the port leaves a choice, a case follows what the engine
-//! answered ([`crate::Placed::settled`], [`crate::Marked::applied`]) and holds it to that.
+//! The suite does not know whether an engine is atomic. Where the port leaves a choice, a case follows the engine's answer
+//! ([`store::Placed::settled`], [`store::Marked::applied`]) and holds the engine to it.
 
 mod changes;
 mod creating;
@@ -29,8 +17,9 @@ mod scene;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use store::Store;
 
-use crate::Store;
+pub use conformance::Case;
 
 /// A place for one store, empty at first.
 pub trait Subject: Send + Sync {
@@ -41,58 +30,7 @@ pub trait Subject: Send + Sync {
     fn close(&self, store: Arc<dyn Store>) -> BoxFuture<'_, ()>;
 }
 
-/// One promise.
-#[derive(Clone, Copy)]
-pub struct Case {
-    /// As a sentence, words joined by `_`.
-    pub name: &'static str,
-    body: for<'a> fn(&'a dyn Subject) -> BoxFuture<'a, ()>,
-}
-
-impl Case {
-    /// Runs the case on a subject of its own.
-    ///
-    /// # Panics
-    /// If the promise is broken.
-    pub async fn run(&self, subject: &dyn Subject) {
-        (self.body)(subject).await;
-    }
-
-    /// The case of this name.
-    ///
-    /// # Panics
-    /// If there is none.
-    #[must_use]
-    pub fn named(name: &str) -> Self {
-        *CASES.iter().find(|case| case.name == name).expect("the case's name comes from `conformance_tests!`")
-    }
-}
-
-// One list makes the table and the tests, so that no case is in one and not in the other. `$dollar` is a `$`, for the
-// macro that this macro makes.
-macro_rules! suite {
-    ($dollar:tt $($module:ident { $($name:ident)* })*) => {
-        /// Every promise.
-        pub const CASES: &[Case] = &[
-            $($(Case { name: stringify!($name), body: |subject| Box::pin($module::$name(subject)) },)*)*
-        ];
-
-        /// A `#[test]` of every case, each of which calls the function given with the [`conformance::Case`](Case).
-        #[macro_export]
-        macro_rules! conformance_tests {
-            ($dollar run:path) => {
-                $($(
-                    #[test]
-                    fn $name() {
-                        $dollar run($dollar crate::conformance::Case::named(stringify!($name)));
-                    }
-                )*)*
-            };
-        }
-    };
-}
-
-suite! { $
+conformance::suite! { $ dyn Subject, conformance_tests, [$crate];
     creating {
         what_is_inserted_is_read_by_name_and_by_incarnation
         every_field_and_every_byte_of_a_schedule_is_kept

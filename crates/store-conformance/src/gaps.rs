@@ -8,9 +8,9 @@ use futures_util::StreamExt as _;
 use futures_util::future::join;
 use futures_util::stream::FuturesUnordered;
 
-use super::Subject;
-use super::scene::{Scene, TENANT, id, insert_in, minute, only, poller, yield_times};
-use crate::{Arrival, Change, Cursor, DueBound, DueRead, Insert, Inserted};
+use crate::Subject;
+use crate::scene::{Scene, TENANT, id, insert_in, minute, only, poller, yield_times};
+use store::{Arrival, Change, Cursor, DueBound, DueRead, Insert, Inserted};
 
 pub(super) async fn a_creator_behind_closed_is_moved_or_can_see_it(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;
@@ -186,7 +186,7 @@ pub(super) async fn a_mark_told_again_spares_the_next_incarnation(subject: &dyn 
     let (told, _) = scene.marks(first.poller.shard(), Cursor::default()).await;
     assert!(!told.contains(&second.incarnation));
     for incarnation in told {
-        assert_eq!(owner.try_write(Change::Cancel(incarnation)).await, Err(crate::WriteRefusal::NotFound));
+        assert_eq!(owner.try_write(Change::Cancel(incarnation)).await, Err(store::WriteRefusal::NotFound));
     }
     assert_eq!(scene.now(&second).await, second);
 }

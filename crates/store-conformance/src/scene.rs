@@ -14,8 +14,8 @@ use domain::{
     ShardId, Spec, Status, Target, TenantId, Term, Timestamp, When,
 };
 
-use super::Subject;
-use crate::{
+use crate::Subject;
+use store::{
     Arrival, Change, Cursor, DueBound, DuePage, DueRead, Insert, Inserted, Mark, Marked, OwnerWrite, Placed, Positions,
     Store, WriteRefusal, Written,
 };

@@ -2,7 +2,7 @@
 //! same rows.
 //!
 //! An engine's test draws [`operations`] with proptest, and gives them to [`compare`] with a subject of its own and a
-//! [`crate::memory::MemoryStore`] that is atomic if the engine is. Calls are made one after another and keep the
+//! [`store::memory::MemoryStore`] that is atomic if the engine is. Calls are made one after another and keep the
 //! port's rules; what calls at once may see is for the cases and the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +17,10 @@ use domain::{
 };
 use proptest::prelude::*;
 
-use super::Subject;
-use super::scene::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
-use crate::listing::{self, By, Listing};
-use crate::{Change, Cursor, DueBound, DueRead, Insert, Inserted, Mark, OwnerWrite, Placed, Positions, Store, Written};
+use crate::Subject;
+use crate::scene::{Numbers, OTHER_TENANT, TENANT, id, insert_of, minute, only, run_of};
+use store::listing::{self, By, Listing};
+use store::{Change, Cursor, DueBound, DueRead, Insert, Inserted, Mark, OwnerWrite, Placed, Positions, Store, Written};
 
 const LABELS: [&str; 2] = ["team", "a label"];
 const CHOSEN_IDS: [&str; 4] = ["a", "b", "c", "s00000000000000000000000001"];
@@ -249,7 +249,7 @@ impl Drive {
             .collect();
         let engine = engine.mark(marks.clone()).await.expect("the engine takes marks");
         let model = model.mark(marks).await.expect("the model does not fail");
-        let of = |answers: Vec<crate::Marked>| -> Vec<_> {
+        let of = |answers: Vec<store::Marked>| -> Vec<_> {
             answers.into_iter().map(|marked| (marked.before, marked.applied)).collect()
         };
         same(&of(engine), &of(model), context);

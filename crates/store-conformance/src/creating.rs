@@ -15,9 +15,9 @@ use domain::{
 };
 use futures_util::future::join;
 
-use super::Subject;
-use super::scene::{OTHER_TENANT, Scene, TENANT, id, insert_of, minute, poller, yield_times};
-use crate::{Arrival, Cursor, Health, Insert, Inserted, Mark, Outdated};
+use crate::Subject;
+use crate::scene::{OTHER_TENANT, Scene, TENANT, id, insert_of, minute, poller, yield_times};
+use store::{Arrival, Cursor, Health, Insert, Inserted, Mark, Outdated};
 
 pub(super) async fn what_is_inserted_is_read_by_name_and_by_incarnation(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;
@@ -164,7 +164,7 @@ pub(super) async fn an_insert_made_again_is_told_that_it_exists(subject: &dyn Su
         );
 
         let owner = scene.owner(schedule.poller).await;
-        owner.write(crate::Change::Cancel(schedule.incarnation)).await;
+        owner.write(store::Change::Cancel(schedule.incarnation)).await;
         assert_eq!(scene.insert(&insert).await, Inserted::Exists(schedule.incarnation), "what was cancelled stays so");
         assert_eq!(scene.now(&schedule).await.status, Status::Cancelled);
 
@@ -172,7 +172,7 @@ pub(super) async fn an_insert_made_again_is_told_that_it_exists(subject: &dyn Su
         let successor = insert_of(TENANT, scene.numbers.incarnation(), schedule.id.clone(), minute(1));
         let successor = scene.create(successor).await;
         assert_eq!(scene.insert(&insert).await, Inserted::Exists(successor.incarnation));
-        owner.write(crate::Change::Cancel(successor.incarnation)).await;
+        owner.write(store::Change::Cancel(successor.incarnation)).await;
         assert_eq!(scene.insert(&insert).await, Inserted::Exists(successor.incarnation));
         assert_eq!(scene.now(&schedule).await.status, Status::Cancelled);
     }
@@ -190,7 +190,7 @@ pub(super) async fn an_ended_schedule_keeps_its_id(subject: &dyn Subject) {
 pub(super) async fn a_cancelled_id_can_be_taken_again(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;
     let first = scene.create(scene.named("invoice-7", minute(1))).await;
-    scene.owner(first.poller).await.write(crate::Change::Cancel(first.incarnation)).await;
+    scene.owner(first.poller).await.write(store::Change::Cancel(first.incarnation)).await;
     let cancelled = scene.now(&first).await;
     assert_eq!(scene.get(TENANT, &first.id).await, Some(cancelled.clone()), "it has its id until another takes it");
 
@@ -222,7 +222,7 @@ pub(super) async fn a_chosen_id_in_the_form_of_a_made_one_is_only_a_name(subject
 
     let taken = insert_of(TENANT, scene.numbers.incarnation(), made.id.clone(), minute(5));
     assert_eq!(scene.insert(&taken).await, Inserted::Exists(made.incarnation));
-    scene.owner(made.poller).await.write(crate::Change::Cancel(made.incarnation)).await;
+    scene.owner(made.poller).await.write(store::Change::Cancel(made.incarnation)).await;
     let successor = scene.create(taken).await;
     assert_eq!(scene.get(TENANT, &made.id).await, Some(successor), "a made id can be chosen once it is free");
     assert_eq!(scene.now(&made).await.status, Status::Cancelled);

@@ -9,9 +9,9 @@ use domain::{
 };
 use futures_util::future::join;
 
-use super::Subject;
-use super::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, spec, yield_times};
-use crate::{Change, Insert, Inserted, OwnerWrite, Positions, WriteRefusal, Written};
+use crate::Subject;
+use crate::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, spec, yield_times};
+use store::{Change, Insert, Inserted, OwnerWrite, Positions, WriteRefusal, Written};
 
 pub(super) async fn a_put_makes_what_is_not_there(subject: &dyn Subject) {
     let scene = Scene::open(subject).await;

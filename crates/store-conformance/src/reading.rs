@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use domain::{DueKey, Occurrence, PollerId, RunState, Timestamp};
 
-use super::Subject;
-use super::scene::{OTHER_TENANT, Scene, TENANT, due_of, insert_of, minute, poller, run_of};
-use crate::{Change, DueBound, DuePage, DueRead, Insert};
+use crate::Subject;
+use crate::scene::{OTHER_TENANT, Scene, TENANT, due_of, insert_of, minute, poller, run_of};
+use store::{Change, DueBound, DuePage, DueRead, Insert};
 
 /// A row for each of `minutes`, in that order; the answer is in key order.
 async fn rows_at(scene: &Scene, poller: PollerId, minutes: &[i64]) -> Vec<DueKey> {

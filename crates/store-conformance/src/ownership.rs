@@ -3,9 +3,9 @@
 use domain::{DueKey, Occurrence, RunState, Schedule, ShardId, Term};
 use futures_util::future::join;
 
-use super::Subject;
-use super::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, yield_times};
-use crate::{Change, HandOver, HandedOver, Insert, Positions, WriteRefusal, Written};
+use crate::Subject;
+use crate::scene::{Owner, Scene, TENANT, due_of, insert_in, minute, poller, run_of, yield_times};
+use store::{Change, HandOver, HandedOver, Insert, Positions, WriteRefusal, Written};
 
 pub(super) async fn terms_rise(subject: &dyn Subject) {
     let mut scene = Scene::open(subject).await;
