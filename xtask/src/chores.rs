@@ -61,19 +61,8 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
     let ensemble = test_servers::zookeeper::Zookeeper::start(3)?;
     let status = Command::new(CARGO)
         .current_dir(stage::root())
-        .args([
-            "run",
-            "--quiet",
-            "--profile",
-            "dist",
-            "--package",
-            "reveille",
-            "--bin",
-            "reveille",
-            "--",
-            "bench",
-            "election",
-        ])
+        .args(["run", "--quiet", "--profile", "dist", "--package", "reveille", "--bin", "reveille"])
+        .args(["--", "bench", "election"])
         .args(["--coordination", &format!("zookeeper://{}", ensemble.addresses())])
         .args(arguments)
         .arg("--")

@@ -38,6 +38,7 @@ use election::candidate::{self, CandidateArguments};
 use fairness::FairnessArguments;
 use fire::{Due, Foreign, SlowTrial, Trial};
 use limit::Part;
+use limit_database::Size;
 use limit_handler::Durable;
 use load::Pace;
 use quota_change::QuotaChangeArguments;
@@ -298,8 +299,7 @@ async fn run_limit(runtime: &Runtime, arguments: &LimitArguments, store_connecti
     let folder = &arguments.common.data;
     std::fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
     let place = limit::Place { folder, store: arguments.store.as_ref(), store_connections };
-    let size =
-        limit::Size { connections: arguments.common.connections(), duration: Duration::from_secs(arguments.duration) };
+    let size = Size { connections: arguments.common.connections(), duration: Duration::from_secs(arguments.duration) };
     let mut parts = if arguments.only.is_empty() { Part::ALL.to_vec() } else { arguments.only.clone() };
     parts.retain(|part| *part != Part::Database || place.store.is_some());
     let mut runs = vec![Vec::new(); parts.len()];
@@ -479,10 +479,10 @@ impl<'a> Beside<'a> {
     async fn measure_again(&mut self, runtime: &Runtime) -> anyhow::Result<()> {
         const DURATION: Duration = Duration::from_secs(10);
         let Some(part) = self.part else { return Ok(()) };
-        let size = limit::Size { connections: self.connections, duration: DURATION };
+        let size = Size { connections: self.connections, duration: DURATION };
         self.rows.push(limit::measure(runtime, part, size, self.place).await?);
         if self.place.store.is_some() {
-            let size = limit::Size { connections: self.outstanding, duration: DURATION };
+            let size = Size { connections: self.outstanding, duration: DURATION };
             self.database.push(limit::measure(runtime, Part::Database, size, self.place).await?);
         }
         Ok(())

@@ -24,7 +24,7 @@ use runtime::{Runtime, TaskSet};
 
 use crate::arrivals::Arrivals;
 use crate::create::{Create, schedules_far};
-use crate::limit_database;
+use crate::limit_database::{self, Size};
 use crate::load::{self, Pace, Plan};
 use crate::message::{Head, PAYLOAD_BYTES};
 use crate::process::{Meter, Process, free_address};
@@ -40,12 +40,6 @@ pub(crate) enum Part {
 
 impl Part {
     pub(crate) const ALL: [Part; 4] = [Part::Handler, Part::Durable, Part::Client, Part::Database];
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Size {
-    pub(crate) connections: usize,
-    pub(crate) duration: Duration,
 }
 
 /// What is measured.

@@ -15,13 +15,21 @@ use cli_support::Url;
 use futures_util::future::try_join_all;
 use postgres_client::{Failure, Link, Server, Session};
 use runtime::{Monotonic, Runtime, TaskSet};
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use crate::limit::Size;
-use crate::limit_handler::Ticket;
 use crate::message::PAYLOAD_BYTES;
 use crate::report::Row;
+
+/// Connections of a load, and how long it lasts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) connections: usize,
+    pub(crate) duration: Duration,
+}
+
+/// Sent once it is durable.
+pub(crate) type Ticket = oneshot::Sender<()>;
 
 const MAKE: &str = "drop table if exists reveille_bench_limit;
     create table reveille_bench_limit (number bigint primary key, value bytea not null)";

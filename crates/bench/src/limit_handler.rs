@@ -17,10 +17,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::limit_database;
-
-/// Sent once it is durable.
-pub(crate) type Ticket = oneshot::Sender<()>;
+use crate::limit_database::{self, Ticket};
 
 /// Where a POST is durable before its answer.
 pub(crate) enum Durable {

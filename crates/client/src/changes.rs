@@ -1,52 +1,13 @@
 //! Changing what is there: merges, and changes that are made only to what was seen.
 
-use std::fmt;
-use std::str::FromStr;
-
 use api::{Cancelled, DryRun, Schedule, SchedulePatch, ScheduleRequest};
 use http::header::{IF_MATCH, IF_NONE_MATCH};
-use http::{HeaderName, HeaderValue, Method, StatusCode};
+use http::{HeaderName, HeaderValue, Method};
 
 use crate::retry::Repeat;
-use crate::schedules::{DRY_RUN, path_of, summary};
+use crate::schedules::{DRY_RUN, path_of, put, summary};
 use crate::transport::{Answer, Call};
-use crate::{Client, Error, Put, ScheduleSummary};
-
-/// Names what a schedule's user asked for, opaquely (HTTP's `ETag`): it is another after each put, update and cancellation, and
-/// the same while a recurring schedule goes on.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Tag(pub(crate) HeaderValue);
-
-impl fmt::Display for Tag {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0.to_str().expect("a tag is made of text"))
-    }
-}
-
-/// It has the form `"…"`, quotes included.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a tag is text in quotes, as an answer's `ETag` has it")]
-pub struct TagError;
-
-impl FromStr for Tag {
-    type Err = TagError;
-
-    fn from_str(text: &str) -> Result<Self, TagError> {
-        let text = text.trim();
-        let inner = text.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).ok_or(TagError)?;
-        match inner.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"') {
-            true => HeaderValue::from_str(text).map(Tag).map_err(|_| TagError),
-            false => Err(TagError),
-        }
-    }
-}
-
-impl Tag {
-    /// `None` for what this API never sends.
-    pub(crate) fn of(value: &HeaderValue) -> Option<Tag> {
-        value.to_str().ok()?.parse().ok()
-    }
-}
+use crate::{Client, Error, Put, ScheduleSummary, Tag};
 
 /// What a change wants to find. Where it does not, nothing is done, and the error's code is `precondition_failed`.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -139,11 +100,6 @@ impl Client {
 fn on(mut call: Call, condition: &Condition) -> Call {
     call.headers.push(condition.header());
     call
-}
-
-pub(crate) fn put(answer: &Answer) -> Result<Put, Error> {
-    let created = answer.status == StatusCode::CREATED;
-    Ok(Put { created, schedule: summary(answer)?, tag: answer.tag.clone() })
 }
 
 fn updated(answer: &Answer) -> Result<Updated, Error> {

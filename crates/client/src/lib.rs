@@ -33,6 +33,7 @@ mod pages;
 mod retry;
 mod runs;
 mod schedules;
+mod tag;
 mod tenants;
 mod transport;
 
@@ -44,12 +45,13 @@ pub use api::{
     QuotaSheet, Quotas, Role, Run, RunState, Schedule, SchedulePage, SchedulePatch, ScheduleRequest, ScheduleState,
     Secret, SigningSecret, SigningSecretMade, Tenant, TenantMade, Time,
 };
-pub use changes::{Condition, Tag, TagError, Updated};
+pub use changes::{Condition, Updated};
 pub use error::{Error, Refused};
 pub use futures_util::{Stream, StreamExt, TryStreamExt};
 pub use options::{Options, SetupError};
 pub use rustls::pki_types::CertificateDer;
 pub use schedules::{ListBy, Put};
+pub use tag::{Tag, TagError};
 
 /// What the server adds to a schedule that it was sent.
 pub type ScheduleSummary = api::ScheduleSummary<'static>;

@@ -2,12 +2,12 @@
 
 use api::{Cancelled, DryRun, Schedule, SchedulePage, ScheduleRequest, ScheduleState, Time};
 use futures_util::stream::BoxStream;
-use http::{HeaderName, HeaderValue, Method};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 
 use crate::pages::escape;
 use crate::retry::Repeat;
 use crate::transport::{Answer, Call};
-use crate::{Client, Error, ScheduleSummary, Tag, changes, clock};
+use crate::{Client, Error, ScheduleSummary, Tag, clock};
 
 const SCHEDULES: &str = "/v1/schedules";
 pub(crate) const DRY_RUN: &str = "dry_run=true";
@@ -104,7 +104,7 @@ impl Client {
     /// # Errors
     /// `invalid_schedule`, and what [`Error`] lists.
     pub async fn put(&self, id: &str, request: &ScheduleRequest) -> Result<Put, Error> {
-        changes::put(&self.0.call(&Call::with_body(Method::PUT, path_of(id), Repeat::Always, request)).await?)
+        put(&self.0.call(&Call::with_body(Method::PUT, path_of(id), Repeat::Always, request)).await?)
     }
 
     /// Reads a schedule.
@@ -151,4 +151,9 @@ fn new_key() -> HeaderValue {
 
 pub(crate) fn summary(answer: &Answer) -> Result<ScheduleSummary, Error> {
     answer.read_with(api::ScheduleSummary::into_owned)
+}
+
+pub(crate) fn put(answer: &Answer) -> Result<Put, Error> {
+    let created = answer.status == StatusCode::CREATED;
+    Ok(Put { created, schedule: summary(answer)?, tag: answer.tag.clone() })
 }

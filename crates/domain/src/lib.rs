@@ -22,8 +22,8 @@ pub use id::{Incarnation, LabelKey, PollerId, Revision, ScheduleId, ShardId, Tar
 pub use instants::Timestamp;
 pub use occurrence::{Attempt, AttemptResult, DueKey, Occurrence, RunId, RunState};
 pub use quota::{Quota, Quotas};
-pub use recurrence::{Cron, CronError};
+pub use recurrence::{Cron, CronError, When};
 pub use retry::RetryPolicy;
-pub use schedule::{Edition, HttpTarget, Schedule, Seen, Spec, Status, Target, When};
+pub use schedule::{Edition, HttpTarget, Schedule, Seen, Spec, Status, Target};
 pub use secret::{KeyId, NOT_OPENED, Secret};
 pub use tenant::{ApiKey, Audit, Role, SigningSecret, Tenant};

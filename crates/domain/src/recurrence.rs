@@ -5,9 +5,18 @@ mod fields;
 
 use std::time::Duration;
 
-use crate::{Timestamp, When};
+use crate::Timestamp;
 
 pub use cron::{Cron, CronError, CronField};
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum When {
+    /// Once. A request with a fraction of a millisecond is rounded up, so that it is never early.
+    At(Timestamp),
+    Cron(Cron),
+    /// At `updated_at + n * interval`, n from 1.
+    Every(Duration),
+}
 
 impl When {
     /// The first instant after `after`, if there is one. `anchor` is when the schedule was made or last changed:

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::recurrence::Cron;
+use crate::recurrence::When;
 use crate::retry::RetryPolicy;
 use crate::{Incarnation, PollerId, Revision, ScheduleId, Secret, TargetKey, TenantId, Timestamp};
 
@@ -95,15 +95,6 @@ pub struct Spec {
     pub payload: Bytes,
     pub labels: BTreeMap<String, String>,
     pub retry: RetryPolicy,
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub enum When {
-    /// Once. A request with a fraction of a millisecond is rounded up, so that it is never early.
-    At(Timestamp),
-    Cron(Cron),
-    /// At `updated_at + n * interval`, n from 1.
-    Every(Duration),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

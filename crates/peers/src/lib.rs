@@ -24,10 +24,11 @@ mod service;
 
 use runtime::Runtime;
 
-pub use self::listener::{Handler, IsMe, Listener, ListenerOptions};
+pub use self::listener::Listener;
 pub use ::listener::BindError;
 pub use client::{HttpPeers, PeersOptions};
 pub use secret::ClusterSecret;
+pub use service::{Handler, IsMe, ListenerOptions};
 
 /// A request's or an answer's line and headers.
 const HEAD_BYTES_MAX: usize = 16 * 1024;

@@ -2,70 +2,19 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use listener::{BindError, Shutdown};
-use membership::MemberId;
 use prometheus_client::registry::Registry;
 use runtime::Runtime;
-use scheduler::InvalidRequest;
 use tokio::net::TcpListener;
 
 use crate::connection;
 use crate::metrics::Answered;
 use crate::secret::ClusterSecret;
-use crate::service::{Parts, Service};
+use crate::service::{Handler, IsMe, ListenerOptions, Parts, Service};
 
 /// Connections that the kernel keeps while none can be taken.
 const BACKLOG: u32 = 1_024;
-
-/// Handles a request for an operation: `Scheduler::handle`. It continues if the peer does not wait for the response.
-pub type Handler = Arc<dyn Fn(String, Bytes) -> BoxFuture<'static, Result<Bytes, InvalidRequest>> + Send + Sync>;
-
-/// Whether this member's present session has this id: requests for any other are not answered.
-pub type IsMe = Arc<dyn Fn(MemberId) -> bool + Send + Sync>;
-
-/// The limits of answering. Each has a default that suits most.
-#[derive(Clone, Debug)]
-pub struct ListenerOptions {
-    /// Further ones wait in the kernel. Default 1,024.
-    pub connections_max: usize,
-    /// Asks being read or answered at once; further ones wait, for `read_timeout` at most. Default 256. Each may hold
-    /// [`scheduler::REQUEST_BYTES_MAX`] bytes of its body, and about twice as much while it is decoded.
-    pub asks_max: usize,
-    /// From the head of an ask to the end of its body; and for a new connection to send its first head. Default 5 s.
-    pub read_timeout: Duration,
-    /// For the handler. Default 30 s, longer than anybody waits: it is there so that a store that hangs does not hold
-    /// on to asks for ever. After it what was asked may be half-done.
-    pub answer_timeout: Duration,
-    /// A connection is closed after this long without a request. Default 60 s; it is to be above the asking side's
-    /// own, so that it is not closed while an ask is on its way.
-    pub idle_timeout: Duration,
-    /// How far a sender's clock may be off, either way. Default 30 s; each request is remembered for about as long.
-    pub clock_offset_max: Duration,
-    /// Requests that are remembered, so that none is answered twice; beyond it asks are refused. Default 1,048,576:
-    /// with the default offset, 35,000 asks a second, in about 70 MB.
-    pub nonces_max: usize,
-    /// How long asks under way have when the listener stops. Default 10 s.
-    pub drain_timeout: Duration,
-}
-
-impl Default for ListenerOptions {
-    fn default() -> Self {
-        ListenerOptions {
-            connections_max: 1_024,
-            asks_max: 256,
-            read_timeout: Duration::from_secs(5),
-            answer_timeout: Duration::from_secs(30),
-            idle_timeout: Duration::from_secs(60),
-            clock_offset_max: Duration::from_secs(30),
-            nonces_max: 1 << 20,
-            drain_timeout: Duration::from_secs(10),
-        }
-    }
-}
 
 /// A bound socket that does not answer yet: peers can connect, and wait.
 pub struct Listener {

@@ -12,9 +12,11 @@ mod link;
 mod schema;
 mod server;
 mod tls;
+mod url_error;
 
 pub use failure::Failure;
 pub use link::{Link, Session};
 pub use schema::Schema;
-pub use server::{Messages, Options, Server, UrlError};
+pub use server::{Messages, Options, Server};
 pub use tokio_postgres;
+pub use url_error::UrlError;

@@ -13,6 +13,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::failure::Failure;
 use crate::tls::{self, Mode};
+use crate::url_error::UrlError;
 
 #[derive(Clone)]
 pub struct Options {
@@ -38,21 +39,6 @@ impl Default for Options {
             settings: Vec::new(),
         }
     }
-}
-
-/// A URL is not one that can be used. Never shows the URL, which may have a password in it.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum UrlError {
-    #[error("a store's URL begins with postgresql:// or postgres://")]
-    Scheme,
-    #[error("the URL names no host: postgresql://USER:PASSWORD@HOST:PORT/DATABASE")]
-    NoHost,
-    #[error("the URL's sslmode is one of disable, prefer, require, verify-ca, verify-full")]
-    SslMode,
-    #[error("the root certificate {path} cannot be used: {reason}")]
-    RootCertificate { path: String, reason: String },
-    #[error("the URL cannot be read: {0}; mind that special characters of a password are percent-encoded in it")]
-    Form(String),
 }
 
 /// One server's address, and how to speak to it. Its `Display` is its URL without the password.

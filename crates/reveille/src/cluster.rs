@@ -14,9 +14,9 @@ use scheduler::{Deliver, Peering, Registry, Scheduler};
 use store::{SealedStore, Store};
 use store_postgres::PostgresStore;
 
+use crate::data_folder::store_path;
 use crate::engine::PostgresEngine;
 use crate::identity;
-use crate::service::store_path;
 
 /// What a member does.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -17,8 +17,6 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 
-use crate::maintenance;
-
 /// A folder's path is the longest thing that is asked.
 const LINE_BYTES_MAX: u64 = 8 * 1024;
 
@@ -99,7 +97,7 @@ async fn serve(runtime: Runtime, listener: UnixListener, store: Arc<EmbeddedStor
         let mut input = BufReader::new((&mut stream).take(LINE_BYTES_MAX));
         let read = runtime.timeout(LISTEN_MAX, input.read_line(&mut line)).await;
         let answer = match (read, Order::parse(line.trim_end_matches('\n'))) {
-            (Some(Ok(_)), Some(order)) => maintenance::obey(&store, &order).await,
+            (Some(Ok(_)), Some(order)) => obey(&store, &order).await,
             _ => Err(anyhow::anyhow!("an order is `check` or `backup /a/folder`")),
         };
         let answer = match answer {
@@ -125,6 +123,31 @@ pub(crate) async fn ask(data: &Path, order: &Order) -> anyhow::Result<Option<Str
         Some(("ok", text)) => Ok(Some(text.to_owned())),
         Some(("error", text)) => bail!("{text}"),
         _ => bail!("the server broke off before it answered"),
+    }
+}
+
+/// Does what was ordered, and tells the outcome on one line.
+///
+/// # Errors
+/// If it could not be done, or the check found damage.
+pub(crate) async fn obey(store: &EmbeddedStore, order: &Order) -> anyhow::Result<String> {
+    match order {
+        Order::Backup(to) => {
+            store.backup(to).await?;
+            // It holds no secrets but sealed ones, and the key is not to be where it is.
+            Ok(format!("backed up to {}; keep a copy of the data folder's store.key elsewhere", to.display()))
+        }
+        Order::Check => {
+            let verified = store.verify().await?;
+            let [schedules, due, small] = verified.rows;
+            let read = format!("{} files of {} bytes", verified.files, verified.bytes);
+            if verified.damages.is_empty() {
+                Ok(format!("no damage in {read}: {schedules} schedules, {due} due rows, {small} other rows"))
+            } else {
+                let damages = verified.damages.join("; ");
+                bail!("damage in {read}: {damages}. Copy the data folder aside, then restore it from a backup")
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@ mod cli;
 mod cluster;
 mod configuration;
 mod control;
+mod data_folder;
 mod demo;
 mod engine;
 mod identity;

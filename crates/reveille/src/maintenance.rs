@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use clap::Args;
 use cli_support::console;
 use runtime::{Runtime, TaskSet};
 use store_embedded::{EmbeddedStore, Options};
 
 use crate::control::{self, Order};
+use crate::data_folder::{explain_open, store_path};
 use crate::identity;
 use crate::progress::Progress;
-use crate::service::{explain_open, store_path};
 
 #[derive(Args, Debug)]
 pub(crate) struct BackupArguments {
@@ -81,32 +81,7 @@ async fn answer(runtime: &Runtime, data: &Path, order: &Order) -> anyhow::Result
     let tasks = TaskSet::new(runtime);
     let opened = EmbeddedStore::open(runtime, &tasks, &store_path(data), Options::default()).await;
     let store = opened.map_err(|error| explain_open(error, data))?;
-    let answer = obey(&store, order).await;
+    let answer = control::obey(&store, order).await;
     store.close().await;
     answer
-}
-
-/// Does what was ordered, and tells the outcome on one line.
-///
-/// # Errors
-/// If it could not be done, or the check found damage.
-pub(crate) async fn obey(store: &EmbeddedStore, order: &Order) -> anyhow::Result<String> {
-    match order {
-        Order::Backup(to) => {
-            store.backup(to).await?;
-            // It holds no secrets but sealed ones, and the key is not to be where it is.
-            Ok(format!("backed up to {}; keep a copy of the data folder's store.key elsewhere", to.display()))
-        }
-        Order::Check => {
-            let verified = store.verify().await?;
-            let [schedules, due, small] = verified.rows;
-            let read = format!("{} files of {} bytes", verified.files, verified.bytes);
-            if verified.damages.is_empty() {
-                Ok(format!("no damage in {read}: {schedules} schedules, {due} due rows, {small} other rows"))
-            } else {
-                let damages = verified.damages.join("; ");
-                bail!("damage in {read}: {damages}. Copy the data folder aside, then restore it from a backup")
-            }
-        }
-    }
 }

@@ -25,10 +25,11 @@ use store_embedded::EmbeddedStore;
 use store_postgres::PostgresStore;
 
 use crate::admin;
+use crate::data_folder::{explain_open, store_path};
 use crate::engine::{EngineArguments, PostgresEngine};
 use crate::identity;
 use crate::progress::Progress;
-use crate::service::{explain_open, make_private, store_path};
+use crate::service::make_private;
 use crate::store_key::{self, StoreKeyArguments};
 
 #[derive(Args, Debug)]

@@ -5,6 +5,7 @@
 
 mod batch;
 mod changes;
+mod created;
 mod dry_run;
 mod listing;
 mod once;

@@ -10,6 +10,7 @@
 mod change;
 mod forget;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -20,9 +21,9 @@ use stored::{Malformed, Put, Take};
 
 use crate::codec::changed::Changed;
 use crate::codec::entry::{HandOverItem, InsertItem, Kind, Reader, TenantItem};
+use crate::codec::listed::Bucket;
 use crate::codec::{key, tenant};
 use crate::index::{Family, Index, IndexError, Sequence};
-use crate::listing::Gone;
 use crate::memory::Memory;
 use crate::read::{Rows, damaged};
 
@@ -40,6 +41,9 @@ pub(crate) enum Answer {
     /// What of it went.
     Forgotten(Vec<bool>),
 }
+
+/// Schedules that one entry removes, by the listing that has them.
+pub(crate) type Gone = BTreeMap<Bucket, BTreeSet<Incarnation>>;
 
 pub(crate) struct Machine {
     pub(crate) rows: Rows,

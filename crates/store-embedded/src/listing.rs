@@ -5,7 +5,7 @@
 //! of a tenant's; a checkpoint is made when nothing is fresh, so that a replay from it finds what was fresh after it anew, and
 //! writes rows that tell some twice; a label's row is written with the spec that has the label, and removed with it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use domain::{Incarnation, LabelKey, Status, TenantId};
 use store::{ListBy, ListPage, ListRead, StoreError};
 use stored::schedule;
 
-use crate::apply::Machine;
+use crate::apply::{Gone, Machine};
 use crate::codec::changed::Changed;
 use crate::codec::key;
 use crate::codec::listed::Bucket;
@@ -28,9 +28,6 @@ const LOOKED_AT_MAX: usize = 10_000;
 
 /// Schedules that are listed between two looks at how much was written.
 const BUILT_AT_ONCE: usize = 1_000;
-
-/// What is forgotten by one entry.
-pub(crate) type Gone = BTreeMap<Bucket, BTreeSet<Incarnation>>;
 
 impl Machine {
     /// Writes rows for what is fresh, after all else of an entry.

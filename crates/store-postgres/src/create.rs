@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::connections::query;
 use crate::engine::Inner;
-use crate::error::store_error;
+use crate::error::{is_about_a_row, store_error};
 use crate::gather::Work as _;
 use crate::read::positions_on;
 use crate::rows::{Head, ScheduleColumns, is_made, uuid};
@@ -321,12 +321,6 @@ impl Inner {
         }
         created
     }
-}
-
-/// Not about the server: slow, full, out of memory.
-pub(crate) fn is_about_a_row(failure: &Failure) -> bool {
-    let is_of_the_server = |code: &str| code.starts_with("53") || code.starts_with("XX");
-    matches!(failure, Failure::Statement { code, .. } if !failure.is_retryable() && !is_of_the_server(code))
 }
 
 /// Which rows are new, the first of each incarnation only.

@@ -45,3 +45,9 @@ pub(crate) fn store_error(failure: Failure) -> StoreError {
 pub(crate) fn closed() -> StoreError {
     StoreError::Unavailable("it is closing".to_owned())
 }
+
+/// Not about the server: slow, full, out of memory.
+pub(crate) fn is_about_a_row(failure: &Failure) -> bool {
+    let is_of_the_server = |code: &str| code.starts_with("53") || code.starts_with("XX");
+    matches!(failure, Failure::Statement { code, .. } if !failure.is_retryable() && !is_of_the_server(code))
+}

@@ -1,7 +1,7 @@
 //! What schedules are listed by: an index over all of a tenant's, and a row for each label, which the database keeps itself
 //! (migration 0005). Here is what reads them, and what gives labels to the schedules of before.
 
-use domain::{Incarnation, LabelKey, Spec, TenantId};
+use domain::{Incarnation, TenantId};
 use postgres_client::tokio_postgres::Row;
 use postgres_client::{Failure, Session};
 use store::{ListBy, ListPage, ListRead, StoreError};
@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::connections::query;
 use crate::engine::Inner;
 use crate::error::{OpenError, store_error};
-use crate::rows::{limit_number, status_number, uuid};
+use crate::rows::{label_number, labels_column, limit_number, status_number, uuid};
 
 /// By status, as the index has it: of each a page, of which the first make one.
 const ALL: &str = "
@@ -59,18 +59,6 @@ impl Inner {
         let next = incarnations.last().copied().filter(|_| has_more);
         Ok(ListPage { incarnations, next })
     }
-}
-
-/// Only compared for equality, so the highest bit may be the sign.
-fn label_number(label: LabelKey) -> i64 {
-    label.0.cast_signed()
-}
-
-/// The column `labels` as text, as `unnest` takes no array of arrays.
-pub(crate) fn labels_column(spec: &Spec) -> Option<String> {
-    let numbers: Vec<String> =
-        spec.labels.iter().map(|(name, value)| label_number(LabelKey::of(name, value)).to_string()).collect();
-    (!numbers.is_empty()).then(|| format!("{{{}}}", numbers.join(",")))
 }
 
 /// Gives every schedule the column that builds before version 5 did not write.

@@ -5,15 +5,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use domain::occurrence::Run;
 use domain::{
-    DueKey, Edition, Incarnation, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, Status, TargetKey,
-    TenantId, Timestamp,
+    DueKey, Edition, Incarnation, LabelKey, Occurrence, PollerId, Revision, Schedule, ScheduleId, Seen, Spec, Status,
+    TargetKey, TenantId, Timestamp,
 };
 use postgres_client::tokio_postgres::Row;
 use store::StoreError;
 use stored::{run, schedule};
 use uuid::Uuid;
-
-use crate::listing::labels_column;
 
 pub(crate) fn uuid(incarnation: Incarnation) -> Uuid {
     Uuid::from_u128(incarnation.0)
@@ -268,4 +266,16 @@ pub(crate) fn run_key_of(row: &Row) -> Occurrence {
 /// As many as a statement may be asked for.
 pub(crate) fn limit_number(limit: usize) -> i64 {
     i64::try_from(limit).unwrap_or(i64::MAX).min(i64::MAX - 1)
+}
+
+/// Only compared for equality, so the highest bit may be the sign.
+pub(crate) fn label_number(label: LabelKey) -> i64 {
+    label.0.cast_signed()
+}
+
+/// The column `labels` as text, as `unnest` takes no array of arrays.
+pub(crate) fn labels_column(spec: &Spec) -> Option<String> {
+    let numbers: Vec<String> =
+        spec.labels.iter().map(|(name, value)| label_number(LabelKey::of(name, value)).to_string()).collect();
+    (!numbers.is_empty()).then(|| format!("{{{}}}", numbers.join(",")))
 }

@@ -18,9 +18,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::connections::Held;
-use crate::create::is_about_a_row;
 use crate::engine::Inner;
-use crate::error::store_error;
+use crate::error::{is_about_a_row, store_error};
 use crate::partition::Partition;
 use crate::plan::{Changes, KnownRun, Needs, Plan, ScheduleChange};
 use crate::rows::{

@@ -24,7 +24,7 @@ use scheduler::{Create, CreateRefusal};
 use store::StoreError;
 use tokio::sync::oneshot;
 
-use super::schedules::{may_be_made, never_fires, refuse_create};
+use super::created::{may_be_made, never_fires, refuse_create};
 use crate::answer;
 use crate::auth::{self, Caller};
 use crate::body::read_schedule;

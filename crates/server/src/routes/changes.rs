@@ -9,8 +9,8 @@ use axum::http::StatusCode;
 use domain::{Schedule, Status, Timestamp, When};
 use scheduler::{CancelAnswer, Create, CreateRefusal, PutAnswer, Timing};
 
+use super::created::{made, may_be_made, never_fires, refuse_create};
 use super::dry_run;
-use super::schedules::{made, may_be_made, never_fires, refuse_create};
 use crate::answer;
 use crate::auth::Caller;
 use crate::body::{merge, read_merged, read_schedule};

@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use domain::{Schedule, Status, Timestamp};
 use scheduler::{Create, CreateRefusal, Timing};
 
-use super::schedules::{never_fires, refuse_create, shown};
+use super::created::{never_fires, refuse_create, shown};
 use crate::answer;
 use crate::refusal::Answered;
 use crate::state::AppState;

@@ -17,8 +17,8 @@ use domain::{Incarnation, Revision, Schedule, Status, Tenant, decide};
 use scheduler::{Create, Timing};
 
 use super::changes::{TRIES, others, put_answer};
+use super::created::{made, may_be_made, never_fires};
 use super::dry_run;
-use super::schedules::{made, may_be_made, never_fires};
 use crate::answer;
 use crate::body::{read_again, read_schedule};
 use crate::idempotency::{Key, fingerprint};

@@ -1,13 +1,13 @@
 //! One schedule at a time.
 
-use api::{FieldError, ScheduleSummary};
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::header::{CACHE_CONTROL, LOCATION};
+use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderValue, Response, StatusCode};
-use domain::{Edition, Schedule, Status, When};
+use domain::Status;
 use scheduler::{Create, CreateRefusal, Timing};
 
+use super::created::{made, may_be_made, never_fires, refuse_create, shown};
 use super::{dry_run, once};
 use crate::answer;
 use crate::auth::Caller;
@@ -16,7 +16,7 @@ use crate::condition::{Condition, Unmet, with_etag};
 use crate::extract::{BodyBytes, ExistingId, MediaType, schedule_not_found};
 use crate::idempotency::IdempotencyKey;
 use crate::query::DryRun;
-use crate::refusal::{Answered, Code, Refused, refuse, refuse_fields};
+use crate::refusal::Answered;
 use crate::spans;
 use crate::state::{App, AppState};
 
@@ -59,51 +59,6 @@ async fn would_create(app: &AppState, request: Create) -> Answered {
     dry_run::answer(app, request, existing.as_deref(), Timing::Anew)
 }
 
-pub(super) fn made(status: StatusCode, summary: &ScheduleSummary<'_>, edition: Edition) -> Response<Body> {
-    let mut response = with_etag(answer::json(status, summary), edition);
-    if status == StatusCode::CREATED {
-        let place = format!("/v1/schedules/{}", summary.id);
-        if let Ok(place) = HeaderValue::try_from(place) {
-            response.headers_mut().insert(LOCATION, place);
-        }
-    }
-    response
-}
-
-/// The field to blame if this schedule turns out never to fire.
-pub(super) fn never_fires(request: &Create) -> &'static str {
-    match request.spec.when {
-        When::At(_) => "/at",
-        When::Cron(_) => "/cron",
-        When::Every(_) => "/every",
-    }
-}
-
-/// Whether there may be one schedule more.
-pub(super) fn may_be_made<T>(answer: &Result<T, CreateRefusal>) -> bool {
-    !matches!(answer, Err(CreateRefusal::Exists | CreateRefusal::NeverFires))
-}
-
-pub(super) fn refuse_create(refusal: CreateRefusal, when: &'static str) -> Refused {
-    match refusal {
-        CreateRefusal::Exists => {
-            refuse(Code::ScheduleExists, "choose another id, or replace the schedule with PUT /v1/schedules/{id}")
-        }
-        CreateRefusal::Unreachable => {
-            refuse(Code::StoreUnavailable, "nothing is known of whether this request took effect; send it again")
-        }
-        CreateRefusal::NeverFires => {
-            let error = FieldError {
-                pointer: Some(when.to_owned()),
-                code: "never_fires".into(),
-                detail: "it names no instant that is still to come".into(),
-                ..FieldError::default()
-            };
-            refuse_fields(Code::InvalidSchedule, "the schedule would never fire", vec![error])
-        }
-    }
-}
-
 pub(super) async fn get(
     State(app): App,
     Caller { tenant, .. }: Caller,
@@ -122,11 +77,6 @@ pub(super) async fn get(
     };
     // No cache in between may ask with the tag by itself: whether it is the same edition is not all that a reader may want.
     Ok(no_store(with_etag(response, found.edition())))
-}
-
-pub(super) fn shown(schedule: &Schedule) -> Result<api::Schedule, Refused> {
-    answer::schedule(schedule)
-        .ok_or_else(|| refuse(Code::StoreDamaged, "the payload that is stored is not the one that was sent"))
 }
 
 fn no_store(mut response: Response<Body>) -> Response<Body> {

@@ -6,8 +6,9 @@ use std::time::Duration;
 use domain::{Incarnation, Schedule, ScheduleId};
 use scheduler::{CancelAnswer, Create, CreateRefusal, RedriveAnswer};
 
+use super::MEMBER;
 use super::beats_until;
-use super::engine::{Engine, MEMBER, tenant};
+use super::engine::{Engine, tenant};
 use crate::user::{self, Names, expected};
 use crate::{Handle, Ledger};
 

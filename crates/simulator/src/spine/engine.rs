@@ -12,11 +12,11 @@ use store::Store;
 use store::memory::{MemoryOptions, MemoryStore};
 use store_embedded::{EmbeddedStore, IndexKind};
 
+use super::MEMBER;
 use super::mutant::{Memory, Mutant, Mutated, Unsynced};
 use super::receiver::Receiver;
 use crate::{Handle, Ledger, user};
 
-pub(super) const MEMBER: &str = "a";
 const CAPACITY_BYTES: u64 = 64 << 20;
 const BOOT_TIME_MAX: Duration = Duration::from_secs(60);
 const RUNS_MAX: usize = 10_000;

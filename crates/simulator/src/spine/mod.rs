@@ -18,8 +18,8 @@ use crate::{EPOCH, Faults, Handle, Ledger, Simulation, Suite, Verdict};
 
 use crate::user::Names;
 use client::Client;
+use engine::Engine;
 pub use engine::EngineKind;
-use engine::{Engine, MEMBER};
 pub use mutant::Mutant;
 
 /// How long clients and faults go on.
@@ -27,6 +27,8 @@ const TROUBLE: Duration = Duration::from_secs(12);
 /// How long the last due instant and its retries may take once all is well.
 const HEALING: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 5;
+/// The only member.
+const MEMBER: &str = "a";
 /// A clock jumps by no more than this, and is never further off than this.
 const JUMP_MILLIS_MAX: u64 = 4_000;
 

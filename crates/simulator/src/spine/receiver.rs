@@ -4,7 +4,7 @@ use futures_util::future::BoxFuture;
 use runtime::Runtime;
 use scheduler::{Deliver, Delivered, Delivery};
 
-use super::engine::MEMBER;
+use super::MEMBER;
 use crate::{Handle, Ledger, user};
 
 pub(super) struct Receiver {

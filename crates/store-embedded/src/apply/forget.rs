@@ -8,12 +8,11 @@ use domain::{Incarnation, Occurrence, RunState, Status, Timestamp};
 use store::StoreError;
 use stored::{Put, run, schedule};
 
-use super::{Machine, is_server_made};
+use super::{Gone, Machine, is_server_made};
 use crate::codec::entry::ForgetItem;
 use crate::codec::key;
 use crate::codec::listed::Bucket;
 use crate::index::{Family, Sequence};
-use crate::listing::Gone;
 use crate::read::{damaged, take_name};
 
 impl Machine {

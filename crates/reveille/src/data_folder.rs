@@ -1,0 +1,43 @@
+//! The folder of a server's data: where the embedded store lies in it, and why the store does not open.
+
+use std::path::{Path, PathBuf};
+
+/// Where the embedded store lies in a data folder; beside it are the keys and the operator's socket.
+pub(crate) fn store_path(data: &Path) -> PathBuf {
+    data.join("store")
+}
+
+/// What the operator should do about a store that does not open.
+pub(crate) fn explain_open(error: store_embedded::OpenError, data: &Path) -> anyhow::Error {
+    if let store_embedded::OpenError::Journal(journal::OpenError::Locked { lock }) = &error {
+        let holder = holder_of(lock).map_or_else(String::new, |pid| format!(" (process {pid})"));
+        let data = data.display();
+        return anyhow::anyhow!(
+            "{data} is in use by another Reveille{holder}: stop that one, or choose another folder with --data"
+        );
+    }
+    let denied = std::error::Error::source(&error)
+        .and_then(|source| source.downcast_ref::<std::io::Error>())
+        .is_some_and(|source| source.kind() == std::io::ErrorKind::PermissionDenied);
+    let error = anyhow::Error::new(error);
+    match denied {
+        true => error.context(format!(
+            "no permission for {}: run as its owner, or choose another folder with --data",
+            data.display()
+        )),
+        false => error,
+    }
+}
+
+/// The process that holds a lock on this file, from the kernel's table (`proc_locks(5)`).
+fn holder_of(lock: &Path) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt;
+    let inode = std::fs::metadata(lock).ok()?.ino().to_string();
+    let table = std::fs::read_to_string("/proc/locks").ok()?;
+    let of_this_file = |line: &&str| {
+        let place = line.split_ascii_whitespace().find(|field| field.matches(':').count() == 2);
+        place.is_some_and(|place| place.rsplit(':').next() == Some(&inode))
+    };
+    let fields = table.lines().find(of_this_file)?.split_ascii_whitespace();
+    fields.skip(4).find_map(|field| field.parse().ok())
+}
