@@ -3,6 +3,7 @@
 mod arrows;
 mod dependencies;
 mod documents;
+mod modules;
 mod sources;
 
 use std::fmt;
@@ -63,6 +64,7 @@ pub(crate) fn findings(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let packages = read_packages(root)?;
     let mut found = arrows::findings(&packages);
     found.extend(sources::findings(&files));
+    found.extend(modules::findings(&files));
     found.extend(documents::findings(&files, &packages));
     let policy = files.iter().find(|file| file.path == dependencies::POLICY);
     let file = policy.with_context(|| format!("{} is not there", dependencies::POLICY))?;
