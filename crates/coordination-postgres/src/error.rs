@@ -3,8 +3,6 @@
 use coordination::ElectorError;
 use postgres_client::{Failure, UrlError};
 
-use crate::VERSION;
-
 /// The database cannot be used for coordination.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum OpenError {
@@ -16,15 +14,15 @@ pub enum OpenError {
     #[error("{server} has no schema for coordination; run `reveille store migrate` with this URL")]
     SchemaMissing { server: String },
     #[error(
-        "the schema for coordination in {server} has version {found}, and this build needs {VERSION}; \
+        "the schema for coordination in {server} has version {found}, and this build needs {wanted}; \
          run `reveille store migrate` with this URL"
     )]
-    SchemaOlder { server: String, found: i32 },
+    SchemaOlder { server: String, found: i32, wanted: i32 },
     #[error(
-        "the schema for coordination in {server} has version {found}, and this build knows {VERSION} at most; \
+        "the schema for coordination in {server} has version {found}, and this build knows {wanted} at most; \
          run a newer build"
     )]
-    SchemaNewer { server: String, found: i32 },
+    SchemaNewer { server: String, found: i32, wanted: i32 },
 }
 
 impl OpenError {

@@ -49,13 +49,13 @@ pub(crate) async fn check(runtime: &Runtime, server: &Arc<Server>) -> Result<Str
             Ok(session.within(id).await?.get(0))
         }
         Some(found) if found > VERSION => Err(newer(server, found)),
-        Some(found) => Err(OpenError::SchemaOlder { server: server.to_string(), found }),
+        Some(found) => Err(OpenError::SchemaOlder { server: server.to_string(), found, wanted: VERSION }),
     })
     .await
 }
 
 fn newer(server: &Server, found: i32) -> OpenError {
-    OpenError::SchemaNewer { server: server.to_string(), found }
+    OpenError::SchemaNewer { server: server.to_string(), found, wanted: VERSION }
 }
 
 #[cfg(test)]
