@@ -107,6 +107,7 @@ pub struct Take<'a> {
     rest: &'a [u8],
 }
 
+#[expect(clippy::missing_errors_doc, reason = "the type's documentation states the one error of all methods")]
 impl<'a> Take<'a> {
     /// Takes values from `bytes`. `what` names the bytes in an error.
     pub fn new(what: &'static str, bytes: &'a [u8]) -> Self {
@@ -186,15 +187,15 @@ impl<'a> Take<'a> {
         Ok(Duration::new(seconds, nanos))
     }
 
-    pub fn skip_blobs(&mut self, count: usize) -> Result<(), Malformed> {
+    pub(crate) fn skip_blobs(&mut self, count: usize) -> Result<(), Malformed> {
         (0..count).try_for_each(|_| self.blob().map(|_| ()))
     }
 
-    pub fn skip_timestamp(&mut self) -> Result<(), Malformed> {
+    pub(crate) fn skip_timestamp(&mut self) -> Result<(), Malformed> {
         self.timestamp().map(|_| ())
     }
 
-    pub fn skip_duration(&mut self) -> Result<(), Malformed> {
+    pub(crate) fn skip_duration(&mut self) -> Result<(), Malformed> {
         self.duration().map(|_| ())
     }
 
