@@ -33,6 +33,10 @@ pub struct Connection {
 pub struct Status(pub u16);
 
 impl Connection {
+    /// Connects to a server.
+    ///
+    /// # Errors
+    /// If the server cannot be reached.
     pub async fn open(address: SocketAddr) -> io::Result<Self> {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -42,6 +46,9 @@ impl Connection {
     /// Sends one whole request and reads its answer.
     ///
     /// Not cancel-safe: after a dropped exchange the connection must not be used again.
+    ///
+    /// # Errors
+    /// If the connection ends, or the answer is not HTTP/1.1 within the limits. The connection must not be used again.
     pub async fn exchange(&mut self, request: &[u8]) -> io::Result<Status> {
         // A short request fits the socket's buffer. A long one is read by a server that answers line by line as it
         // reads, so that both directions have to move.
@@ -97,6 +104,9 @@ impl Input {
     }
 
     /// Reads a request and shows it to `look`. `None` at the end of the connection.
+    ///
+    /// # Errors
+    /// If the connection ends within a request, or the request is not HTTP/1.1 within the limits.
     pub async fn read_request<T>(
         &mut self,
         stream: &mut (impl AsyncRead + Unpin),
