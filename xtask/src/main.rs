@@ -2,6 +2,7 @@
 
 mod chaos;
 mod chores;
+mod compare;
 mod needs;
 mod schemathesis;
 mod stage;
@@ -41,6 +42,8 @@ enum Chore {
     },
     /// Disturb a real cluster under load in every way that it promises to survive, and judge it
     Chaos(chaos::ChaosArguments),
+    /// Compare two builds of the binary: their help, and their answers to one file of requests
+    Compare(compare::CompareArguments),
     /// Measure hand-overs beside Curator, and electors' requests, on an ensemble of three: `reveille bench election`
     #[command(disable_help_flag = true)]
     Election {
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Chore::Index => chores::index(),
         Chore::Simulate { arguments } => chores::simulate(&arguments),
         Chore::Chaos(arguments) => chaos::run(&arguments),
+        Chore::Compare(arguments) => compare::run(&arguments),
         Chore::Election { arguments } => chores::election(&arguments),
         Chore::Fuzz { minutes } => chores::fuzz(minutes),
     };

@@ -32,7 +32,7 @@ pub(crate) fn run() -> anyhow::Result<Counts> {
     let binary = stage::target()?.join("debug/reveille");
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
-    let server = Server::start(&binary, &data)?;
+    let server = Server::start(&binary, &data, &[])?;
     let keys = [
         ("admin", std::fs::read_to_string(data.join("admin.key"))?),
         ("operator", std::fs::read_to_string(data.join("operator.key"))?),
@@ -72,16 +72,16 @@ fn make_key(binary: &Path, data: &Path) -> anyhow::Result<String> {
 }
 
 /// Ends with this.
-struct Server {
+pub(crate) struct Server {
     process: Child,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Server {
     #[expect(clippy::disallowed_methods, reason = "a chore waits by the clock of the machine it runs on")]
-    fn start(binary: &Path, data: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn start(binary: &Path, data: &Path, more: &[&str]) -> anyhow::Result<Self> {
         let mut command = Command::new(binary);
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(data);
+        command.args(["serve", "--listen", "127.0.0.1:0", "--data"]).arg(data).args(more);
         let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start the server")?;
         let mut server = Server { process, url: String::new() };
         let until = Instant::now() + START;

@@ -1,0 +1,203 @@
+//! A fresh server, and its answers to the requests, each on a connection of its own.
+//!
+//! `requests.txt` says how requests are written.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::Value;
+
+use crate::schemathesis::Server;
+
+const REQUESTS: &str = include_str!("requests.txt");
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+pub(super) struct Request {
+    pub(super) method: String,
+    pub(super) path: String,
+    key: String,
+    headers: Vec<String>,
+    body: String,
+    /// Names, and JSON pointers into the answer.
+    captures: Vec<(String, String)>,
+    /// The request is sent again until the answer contains this.
+    until: Option<String>,
+    /// Of the file.
+    pub(super) line: usize,
+}
+
+pub(super) struct Answer {
+    pub(super) status: String,
+    pub(super) headers: Vec<(String, String)>,
+    pub(super) body: String,
+}
+
+/// # Errors
+/// If the file is not as its head says.
+pub(super) fn requests() -> anyhow::Result<Vec<Request>> {
+    let mut requests: Vec<Request> = Vec::new();
+    for (number, line) in (1..).zip(REQUESTS.lines()) {
+        let request = requests.last_mut().with_context(|| format!("line {number} belongs to no request"));
+        match line.split_once(' ').unwrap_or((line, "")) {
+            ("" | "#", _) => {}
+            (">", capture) => {
+                let (name, pointer) =
+                    capture.split_once(' ').with_context(|| format!("line {number} has no pointer"))?;
+                request?.captures.push((name.to_owned(), pointer.to_owned()));
+            }
+            ("~", text) => request?.until = Some(text.to_owned()),
+            ("|", body) => {
+                let body_so_far = &mut request?.body;
+                if !body_so_far.is_empty() {
+                    body_so_far.push('\n');
+                }
+                body_so_far.push_str(body);
+            }
+            (name, _) if name.ends_with(':') => request?.headers.push(line.to_owned()),
+            (method, rest) => {
+                let (path, key) = rest.split_once(' ').unwrap_or((rest, ""));
+                let [method, path, key] = [method, path, key].map(str::to_owned);
+                let (headers, body, captures) = (Vec::new(), String::new(), Vec::new());
+                requests.push(Request { method, path, key, headers, body, captures, until: None, line: number });
+            }
+        }
+    }
+    Ok(requests)
+}
+
+/// # Errors
+/// If the server does not start, breaks off an answer, or has none that is waited for.
+#[expect(clippy::disallowed_methods, reason = "a chore waits by the clock of the machine it runs on")]
+pub(super) fn answers(binary: &Path, requests: &[Request]) -> anyhow::Result<Vec<Answer>> {
+    let folder = tempfile::tempdir()?;
+    let data = folder.path().join("data");
+    let server = Server::start(binary, &data, &["--no-receiver"])?;
+    let address = server.url.trim_start_matches("http://").to_owned();
+    let mut known = BTreeMap::new();
+    known.insert("target".to_owned(), receive()?);
+    for name in ["admin", "operator"] {
+        known.insert(name.to_owned(), std::fs::read_to_string(data.join(format!("{name}.key")))?.trim().to_owned());
+    }
+    let mut answers = Vec::new();
+    for request in requests {
+        let context = || format!("{} {} (line {})", request.method, request.path, request.line);
+        let bytes = written(request, &known).with_context(context)?;
+        let start = Instant::now();
+        let answer = loop {
+            let answer = ask(&address, &bytes).with_context(context)?;
+            if request.until.as_ref().is_none_or(|text| answer.body.contains(text)) {
+                break answer;
+            }
+            ensure!(start.elapsed() < WAIT_MAX, "{} is still answered {}", context(), answer.body);
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        for (name, pointer) in &request.captures {
+            let body: Value = serde_json::from_str(&answer.body).with_context(context)?;
+            let header = answer.headers.iter().find(|(name, _)| name == pointer).map(|(_, value)| value.as_str());
+            let found = header.or_else(|| body.pointer(pointer)?.as_str());
+            let found = found.with_context(|| format!("{}: no {pointer} in {}", context(), answer.body))?;
+            known.insert(name.clone(), found.to_owned());
+        }
+        answers.push(answer);
+        // Schedules are listed by the milliseconds in which they were created.
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(answers)
+}
+
+/// The request's bytes, with the values of what is in double braces.
+fn written(request: &Request, known: &BTreeMap<String, String>) -> anyhow::Result<Vec<u8>> {
+    let body = filled(&request.body, known)?;
+    let mut text = format!("{} {} HTTP/1.1\r\nhost: reveille\r\nconnection: close\r\n", request.method, request.path);
+    if !request.key.is_empty() {
+        let key = known.get(&request.key).map_or(&request.key, |key| key);
+        text.push_str(&format!("authorization: Bearer {key}\r\n"));
+    }
+    for header in &request.headers {
+        text.push_str(&format!("{header}\r\n"));
+    }
+    let has_length = request.headers.iter().any(|header| header.starts_with("transfer-encoding"));
+    if !body.is_empty() && !has_length {
+        text.push_str(&format!("content-length: {}\r\n", body.len()));
+    }
+    Ok((filled(&text, known)? + "\r\n" + &body).into_bytes())
+}
+
+fn filled(text: &str, known: &BTreeMap<String, String>) -> anyhow::Result<String> {
+    let mut done = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("{{") {
+        let (name, after) = after.split_once("}}").context("braces do not end")?;
+        done.push_str(before);
+        match name.split_once('*') {
+            Some((piece, times)) => done.push_str(&piece.repeat(times.parse()?)),
+            None => done.push_str(known.get(name).with_context(|| format!("{name} is not known"))?),
+        }
+        rest = after;
+    }
+    Ok(done + rest)
+}
+
+fn ask(address: &str, request: &[u8]) -> anyhow::Result<Answer> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(WAIT_MAX))?;
+    stream.write_all(request)?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    let text = String::from_utf8(bytes).context("the answer is not text")?;
+    let (head, body) = text.split_once("\r\n\r\n").context("the answer has no whole head")?;
+    let (status, fields) = head.split_once("\r\n").unwrap_or((head, ""));
+    let headers = fields.split("\r\n").filter_map(|field| field.split_once(": "));
+    let headers: Vec<_> = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let is_chunked = headers.iter().any(|(name, value)| name == "transfer-encoding" && value == "chunked");
+    let body = if is_chunked { unchunked(body)? } else { body.to_owned() };
+    Ok(Answer { status: status.to_owned(), headers, body })
+}
+
+/// Where chunks end is chance.
+fn unchunked(mut rest: &str) -> anyhow::Result<String> {
+    let mut body = String::new();
+    loop {
+        let (length, after) = rest.split_once("\r\n").context("a chunk has no length")?;
+        let length = usize::from_str_radix(length, 16)?;
+        if length == 0 {
+            return Ok(body);
+        }
+        body.push_str(after.get(..length).context("a chunk is cut")?);
+        rest = after.get(length..).and_then(|after| after.strip_prefix("\r\n")).context("a chunk does not end")?;
+    }
+}
+
+/// A target that answers 500 if the path begins with `/fail`, and 200 otherwise. Both builds see the same address.
+#[expect(clippy::disallowed_methods, reason = "a target is outside of what is compared: its threads are real")]
+fn receive() -> anyhow::Result<String> {
+    static ADDRESS: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    if let Some(address) = ADDRESS.get() {
+        return Ok(address.clone());
+    }
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let address = format!("http://{}", listener.local_addr()?);
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            std::thread::spawn(move || -> std::io::Result<()> {
+                let mut head = [0; 16 << 10];
+                let length = stream.read(&mut head)?;
+                let fails = head[..length].windows(6).take(8).any(|bytes| bytes == b" /fail");
+                let status = if fails { "500 Internal Server Error" } else { "200 OK" };
+                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                stream.write_all(answer.as_bytes())?;
+                stream.shutdown(std::net::Shutdown::Write)?;
+                // What is left unread would reset the connection.
+                stream.read_to_end(&mut Vec::new()).map(drop)
+            });
+        }
+    });
+    match ADDRESS.set(address.clone()) {
+        Ok(()) => Ok(address),
+        Err(_) => bail!("two sessions begin at once"),
+    }
+}
