@@ -3,6 +3,7 @@
 #![expect(clippy::disallowed_methods, reason = "the black box stands outside: clocks, threads and processes are real")]
 #![expect(clippy::unwrap_used, reason = "a helper of tests fails as a test does")]
 
+mod before_relayout;
 mod bench;
 mod cli;
 mod client;

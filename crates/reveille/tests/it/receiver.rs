@@ -24,6 +24,8 @@ pub(crate) struct Hit {
     pub(crate) bytes: Vec<u8>,
     /// The first of the request.
     pub(crate) line: String,
+    /// All headers, with names in lower case.
+    pub(crate) headers: Vec<(String, String)>,
 }
 
 #[derive(Default)]
@@ -42,7 +44,10 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     pub(crate) fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+        Receiver::start_on(TcpListener::bind("127.0.0.1:0").expect("there is a free port"))
+    }
+
+    pub(crate) fn start_on(listener: TcpListener) -> Self {
         let address = listener.local_addr().expect("it listens");
         let receiver = Receiver { address, state: Arc::default() };
         let accepting = receiver.clone();
@@ -101,6 +106,7 @@ impl Receiver {
                 body: request.text(),
                 bytes: request.body,
                 line: request.first_line,
+                headers: request.headers,
             };
             let (state, changed) = &*self.state;
             let mut state = state.lock().unwrap();
