@@ -15,7 +15,7 @@ use crate::state::AppState;
 
 /// A body that is too large is read on up to this many times its limit before the answer: a client that is still
 /// sending would find its connection reset, and not the answer.
-const DRAIN_FACTOR: usize = 32;
+pub(crate) const DRAIN_FACTOR: usize = 32;
 
 /// The whole of a body.
 pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {

@@ -10,6 +10,7 @@
 mod lines;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::BatchLine;
 use axum::body::Body;
@@ -51,6 +52,9 @@ pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> 
 /// time: with a whole group in each, single requests and callbacks would wait behind dozens of groups.
 const LINES_PER_TURN: u64 = 32;
 
+/// How long the rest of a body is read after the last answer.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
+
 struct Batch {
     app: Arc<AppState>,
     /// Who sends it, as last looked up.
@@ -90,8 +94,15 @@ impl Batch {
                 self.start_group();
                 continue;
             }
-            if self.lines.is_at_end() || !is_room {
+            if !is_room {
                 return self.under_way.next().await;
+            }
+            if self.lines.is_at_end() {
+                let answers = self.under_way.next().await;
+                if answers.is_none() {
+                    self.app.runtime.timeout(DRAIN_MAX, self.lines.drain()).await;
+                }
+                return answers;
             }
             if self.under_way.is_empty() {
                 // Nothing to do but to read; what has come so far does not wait for more.

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use serde_json::Value;
 use server::Options;
 
@@ -109,10 +111,36 @@ async fn a_batch_of_too_many_lines_is_stopped_where_it_is() {
 }
 
 #[tokio::test]
+async fn server_reads_on_after_it_refused_the_rest_of_a_batch() {
+    let world = World::start_with(Options { batch_lines_max: 3, ..Options::default() }).await;
+    let mut connection = world.connect().await;
+    let line = body("") + "\n";
+    let batch = line.repeat(10);
+    let length = batch.len() + line.len() * 1_000;
+    let head = format!(
+        "POST /v1/schedules:batch HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {KEY}\r\n\
+         content-type: application/x-ndjson\r\ncontent-length: {length}\r\n\r\n{batch}"
+    );
+    connection.write(head.as_bytes()).await;
+    connection.http.read_head().await.unwrap();
+    let first = connection.http.read_chunk().await.unwrap();
+    assert!(String::from_utf8_lossy(&first).contains("batch_too_long"), "{first:?}");
+    world.runtime.sleep(Duration::from_millis(100)).await;
+    for _ in 0..1_000 {
+        connection.write(line.as_bytes()).await;
+    }
+    assert!(connection.http.read_chunk().await.unwrap().is_empty(), "that was the last line");
+    let headers = format!("authorization: bearer {KEY}\r\n");
+    assert_eq!(connection.request("POST", "/v1/schedules", &headers, body("").as_bytes()).await.status, 201);
+    drop(connection);
+    world.stop().await;
+}
+
+#[tokio::test]
 async fn a_batch_ends_with_its_key() {
     let world = World::start().await;
     for is_revoked in [true, false] {
-        let soon = world.runtime.now() + std::time::Duration::from_millis(500);
+        let soon = world.runtime.now() + Duration::from_millis(500);
         let expires_at = if is_revoked { String::new() } else { format!(r#","expires_at":"{soon}""#) };
         let asked = format!(r#"{{"role":"writer"{expires_at}}}"#);
         let made = world.send("POST", "/v1/tenants/tenant-1/keys", &asked).await;
@@ -150,7 +178,7 @@ async fn a_batch_ends_with_its_key() {
                 let revoked = world.send("DELETE", &format!("/v1/tenants/tenant-1/keys/{id}"), "").await;
                 assert!(revoked.status < 300, "{}", revoked.body);
             } else {
-                world.runtime.sleep(std::time::Duration::from_millis(20)).await;
+                world.runtime.sleep(Duration::from_millis(20)).await;
             }
         }
         assert!(connection.http.read_chunk().await.unwrap().is_empty(), "that was the last line");
@@ -160,7 +188,7 @@ async fn a_batch_ends_with_its_key() {
 
 #[tokio::test]
 async fn a_batch_that_stops_coming_is_ended_with_what_came() {
-    let options = Options { body_timeout: std::time::Duration::from_millis(50), ..Options::default() };
+    let options = Options { body_timeout: Duration::from_millis(50), ..Options::default() };
     let world = World::start_with(options).await;
     let mut connection = world.connect().await;
     let line = body("") + "\n";

@@ -7,7 +7,7 @@ use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 
-use crate::body::collect::{Piece, at_once, broken};
+use crate::body::collect::{DRAIN_FACTOR, Piece, at_once, broken};
 use crate::refusal::{Code, Refused, refuse};
 
 pub(super) enum Line {
@@ -140,6 +140,17 @@ impl Lines {
         let Some(piece) = at_once(&mut self.body).await else { return false };
         self.keep(piece);
         true
+    }
+
+    /// Reads and drops what is left of the body, up to [`DRAIN_FACTOR`] times the longest line. The answers have to be read
+    /// first: a client that is still sending when the connection closes finds it reset, and may lose them.
+    pub(super) async fn drain(&mut self) {
+        let mut dropped = 0;
+        while dropped <= self.line_bytes_max.saturating_mul(DRAIN_FACTOR) && !self.body.is_end_stream() {
+            let piece = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await;
+            let Some(Ok(frame)) = piece else { return };
+            dropped += frame.data_ref().map_or(0, Bytes::len);
+        }
     }
 
     fn keep(&mut self, piece: Option<Piece>) {
