@@ -1,6 +1,6 @@
 //! The API against its own document: Schemathesis, in an environment of its own, and the real server, in a folder of its own.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,15 +21,22 @@ const RUNS: [(&str, &str, &str); 3] = [
     ("operator", r"^/v1/tenants", "Quotas"),
 ];
 
+/// Tests `binary`, or a debug build of the sources.
+///
 /// # Errors
 /// If the environment cannot be made, or the server does not start.
-pub(crate) fn run() -> anyhow::Result<Counts> {
+pub(crate) fn run(binary: Option<PathBuf>) -> anyhow::Result<Counts> {
     let programs =
         test_servers::python::environment("schemathesis", &stage::root().join(FOLDER).join("requirements.txt"))?;
-    let built =
-        run_check(Command::new(CARGO).args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
-    ensure!(built.failed == 0, "the server does not build");
-    let binary = stage::target()?.join("debug/reveille");
+    let binary = match binary {
+        Some(binary) => binary,
+        None => {
+            let mut build = Command::new(CARGO);
+            let built = run_check(build.args(["build", "--quiet", "--package", "reveille", "--bin", "reveille"]))?;
+            ensure!(built.failed == 0, "the server does not build");
+            stage::debug_binary()?
+        }
+    };
     let folder = tempfile::tempdir()?;
     let data = folder.path().join("data");
     let server = Server::start(&binary, &data, &[])?;

@@ -31,6 +31,14 @@ pub(crate) fn target() -> anyhow::Result<PathBuf> {
     Ok(serde_json::from_slice::<Metadata>(&output.stdout)?.target_directory)
 }
 
+/// The binary of the debug build, which a build of the tests makes too.
+///
+/// # Errors
+/// If cargo cannot be asked.
+pub(crate) fn debug_binary() -> anyhow::Result<PathBuf> {
+    Ok(target()?.join("debug/reveille"))
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) passed: u64,

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every stage runs, whatever became of the others, so that one run tells all that is wrong.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
@@ -41,8 +41,8 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
 
 /// # Errors
 /// If it cannot be run.
-pub(crate) fn schemathesis_alone() -> anyhow::Result<ExitCode> {
-    let counts = schemathesis::run()?;
+pub(crate) fn schemathesis_alone(binary: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    let counts = schemathesis::run(binary)?;
     writeln!(std::io::stdout(), "test result: {} passed; {} failed", counts.passed, counts.failed)?;
     Ok(if counts.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -69,9 +69,10 @@ fn clippy() -> anyhow::Result<Counts> {
 /// The test binaries and doc tests of the workspace, the tests of the receiver in Python, and Schemathesis, side by side.
 fn tests() -> anyhow::Result<Counts> {
     let mut suites = suites::build()?;
-    // Schemathesis takes long and draws few resources, so it starts first.
+    // Schemathesis takes long and draws few resources, so it starts first. It gets the binary that was built for the tests: a
+    // build of the package alone has other features, and would compile dozens of crates again.
     let mut schemathesis = Command::new(std::env::current_exe()?);
-    schemathesis.arg("schemathesis");
+    schemathesis.args(["schemathesis", "--binary"]).arg(stage::debug_binary()?);
     suites.insert(0, Suite { name: "schemathesis".to_owned(), command: schemathesis });
     suites.push(receiver_python()?);
     let mut documentation = Command::new(CARGO);
