@@ -76,7 +76,7 @@ pub(crate) fn election(arguments: &[String]) -> anyhow::Result<ExitCode> {
 
 /// A package, and what the names of its fuzz tests have in common. Most are property tests: each run of them draws new
 /// cases. The journal's takes seeds from 0 to `REVEILLE_FUZZ_RUNS`, so each round goes further.
-const FUZZED: [(&str, &str); 8] = [
+const FUZZED: [(&str, &str); 9] = [
     ("domain", "any_text"),
     ("domain", "what_is_found_good"),
     ("server", "as_the_wire_types_do"),
@@ -85,6 +85,7 @@ const FUZZED: [(&str, &str); 8] = [
     ("journal", "whatever_happened_to_its_files"),
     ("store-embedded", "cut_or_strange_bytes"),
     ("stored", "arbitrary_bytes_never_panic"),
+    ("scheduler", "every_operation_decodes"),
 ];
 const CASES: u32 = 5_000;
 
