@@ -13,9 +13,8 @@ use http_body::{Body as _, Frame};
 use crate::refusal::{Code, Refused, refuse};
 use crate::state::AppState;
 
-/// A body that is too large is read on up to this many times its limit before the answer: a client that is still
-/// sending would find its connection reset, and not the answer.
-pub(crate) const DRAIN_FACTOR: usize = 32;
+/// [`discard`] reads up to this many times the limit of a body.
+const DISCARD_FACTOR: usize = 32;
 
 /// The whole of a body.
 pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body) -> Result<Bytes, Refused> {
@@ -42,25 +41,40 @@ pub(crate) async fn collect(app: &AppState, headers: &HeaderMap, mut body: Body)
 
 async fn gather(first: Option<Piece>, body: &mut Body, bytes_max: usize) -> Result<Bytes, Refused> {
     let mut gathered = BytesMut::new();
-    let mut dropped = 0;
     let mut next = first;
     loop {
         let frame = match next.take() {
             Some(piece) => Some(piece),
-            None => poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await,
+            None => next_piece(body).await,
         };
-        let Some(frame) = frame else { break };
+        let Some(frame) = frame else { return Ok(gathered.freeze()) };
         let Ok(piece) = frame.map_err(|error| broken(&error))?.into_data() else { continue };
-        if dropped > 0 || gathered.len() + piece.len() > bytes_max {
-            dropped += piece.len();
-            if dropped > bytes_max.saturating_mul(DRAIN_FACTOR) {
-                break;
-            }
-        } else {
-            gathered.extend_from_slice(&piece);
+        if gathered.len() + piece.len() > bytes_max {
+            discard(body, piece.len(), bytes_max).await.map_err(|error| broken(&error))?;
+            return Err(too_large(bytes_max));
         }
+        gathered.extend_from_slice(&piece);
     }
-    if dropped > 0 { Err(too_large(bytes_max)) } else { Ok(gathered.freeze()) }
+}
+
+/// Reads and discards the rest of a body, of which `discarded` bytes are discarded already. Stops when more than
+/// [`DISCARD_FACTOR`] times `bytes_max` bytes are discarded.
+///
+/// A client that is still sending when the server closes the connection finds it reset, and may lose the answer.
+///
+/// # Errors
+/// If the body breaks off.
+pub(crate) async fn discard(body: &mut Body, mut discarded: usize, bytes_max: usize) -> Result<(), axum::Error> {
+    while discarded <= bytes_max.saturating_mul(DISCARD_FACTOR) {
+        let Some(frame) = next_piece(body).await else { break };
+        discarded += frame?.data_ref().map_or(0, Bytes::len);
+    }
+    Ok(())
+}
+
+/// Waits for the next piece of a body; `None` at its end. Cancel-safe: it takes a piece only when the piece is there.
+pub(crate) async fn next_piece(body: &mut Body) -> Option<Piece> {
+    poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
 }
 
 pub(crate) type Piece = Result<Frame<Bytes>, axum::Error>;

@@ -52,8 +52,8 @@ pub(super) async fn batch(State(app): App, caller: Caller, request: Request) -> 
 /// time: with a whole group in each, single requests and callbacks would wait behind dozens of groups.
 const LINES_PER_TURN: u64 = 32;
 
-/// How long the rest of a body is read after the last answer.
-const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// How long the server reads and discards the rest of a body after the last answer.
+const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 
 struct Batch {
     app: Arc<AppState>,
@@ -100,7 +100,7 @@ impl Batch {
             if self.lines.is_at_end() {
                 let answers = self.under_way.next().await;
                 if answers.is_none() {
-                    self.app.runtime.timeout(DRAIN_MAX, self.lines.drain()).await;
+                    self.app.runtime.timeout(DISCARD_TIME_MAX, self.lines.discard_rest()).await;
                 }
                 return answers;
             }

@@ -1,13 +1,10 @@
 //! A body as lines.
 
-use std::future::poll_fn;
-use std::pin::Pin;
-
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 
-use crate::body::collect::{DRAIN_FACTOR, Piece, at_once, broken};
+use crate::body::collect::{Piece, at_once, broken, discard, next_piece};
 use crate::refusal::{Code, Refused, refuse};
 
 pub(super) enum Line {
@@ -130,7 +127,7 @@ impl Lines {
     /// Waits for the next piece of the body. Cancel-safe: a piece is taken only when it is there.
     pub(super) async fn fill(&mut self) {
         if !self.is_body_done {
-            let piece = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await;
+            let piece = next_piece(&mut self.body).await;
             self.keep(piece);
         }
     }
@@ -142,14 +139,11 @@ impl Lines {
         true
     }
 
-    /// Reads and drops what is left of the body, up to [`DRAIN_FACTOR`] times the longest line. The answers have to be read
-    /// first: a client that is still sending when the connection closes finds it reset, and may lose them.
-    pub(super) async fn drain(&mut self) {
-        let mut dropped = 0;
-        while dropped <= self.line_bytes_max.saturating_mul(DRAIN_FACTOR) && !self.body.is_end_stream() {
-            let piece = poll_fn(|cx| Pin::new(&mut self.body).poll_frame(cx)).await;
-            let Some(Ok(frame)) = piece else { return };
-            dropped += frame.data_ref().map_or(0, Bytes::len);
+    /// Reads and discards the rest of the body, as [`discard`] does.
+    pub(super) async fn discard_rest(&mut self) {
+        if !self.body.is_end_stream() {
+            // All lines have their answers already: a body that breaks off here changes none of them.
+            drop(discard(&mut self.body, 0, self.line_bytes_max).await);
         }
     }
 
