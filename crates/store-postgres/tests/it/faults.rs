@@ -12,7 +12,7 @@ use test_servers::postgres::{Postgres, shared};
 
 use crate::support::{Home, POLLER, TENANT, database, due_after, migrated, name_of, on_real, one_shot, outcome, owned};
 
-/// Loads that run until `stop` is set.
+/// What [`create_and_finish`] shares with the test that runs it.
 #[derive(Default)]
 struct Load {
     stop: AtomicBool,
@@ -21,12 +21,15 @@ struct Load {
 }
 
 impl Load {
-    /// Waits until 10 more schedules are finished, however slow the machine is.
+    /// Waits until 10 more schedules are finished. Panics after a minute, so that a stuck store fails the test.
     async fn until_more_is_finished(&self, runtime: &Runtime) {
         let enough = self.finished.load(Ordering::Relaxed) + 10;
-        while self.finished.load(Ordering::Relaxed) < enough {
-            runtime.sleep(Duration::from_millis(2)).await;
-        }
+        let waited = runtime.timeout(Duration::from_secs(60), async {
+            while self.finished.load(Ordering::Relaxed) < enough {
+                runtime.sleep(Duration::from_millis(2)).await;
+            }
+        });
+        assert!(waited.await.is_some(), "fewer than 10 schedules were finished in a minute");
     }
 }
 
@@ -109,6 +112,7 @@ fn a_restart_and_kills_under_load_lose_nothing_that_was_answered() {
         let (answered, ()) = join(join_all(loads), faults).await;
         let (created, finished): (Vec<_>, Vec<_>) = answered.into_iter().unzip();
         let (created, finished) = (created.concat(), finished.concat());
+        assert!(created.len() > 20 && finished.len() > 10, "{} and {}", created.len(), finished.len());
 
         postgres.kill().unwrap();
         postgres.restart().unwrap();
