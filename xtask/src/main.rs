@@ -25,7 +25,7 @@ struct Arguments {
 
 #[derive(Subcommand, Debug)]
 enum Chore {
-    /// Pass every test there is, in under 20 minutes on two cores
+    /// Pass every test there is, in under 30 minutes on two cores
     Test,
     /// Send a real server what Schemathesis draws from its OpenAPI document; a part of `test`
     Schemathesis {
