@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use coordination::recipes::{Candidate, Client, LeaderSelector, Trust};
-use coordination::tree::{Acl, NodePath, SessionOptions, Tree, Trees};
+use coordination::tree::{Acl, NodePath, SessionOptions, Tree, TreeError, Trees};
 use runtime::Runtime;
 use test_servers::Proxy;
 use test_servers::postgres::Postgres;
@@ -199,21 +199,52 @@ impl Peer {
     }
 
     pub(crate) async fn tree(&self) -> Arc<dyn Tree> {
-        self.client.session().await.unwrap()
+        self.answered("a session", async || self.client.session().await).await
+    }
+
+    /// Closes the session. The session expires by itself if a busy server does not answer in time.
+    pub(crate) async fn close(&self) {
+        if let Err(error) = self.client.close().await {
+            assert!(matches!(error, TreeError::Disconnected(_) | TreeError::SessionLost), "{error}");
+        }
     }
 
     /// Who stands for leader, the leader first: as it is now.
     pub(crate) async fn standing(&self) -> Vec<String> {
-        self.tree().await.sync().await.unwrap();
-        let participants = self.selector("", Trust::default()).participants().await.unwrap();
-        participants.into_iter().map(|one| one.id).collect()
+        let ask = async || {
+            self.client.session().await?.sync().await?;
+            self.selector("", Trust::default()).participants().await
+        };
+        self.answered("the participants", ask).await.into_iter().map(|one| one.id).collect()
     }
 
     /// The names of the group's nodes.
     pub(crate) async fn nodes(&self) -> Vec<String> {
-        let tree = self.tree().await;
-        tree.sync().await.unwrap();
-        tree.children(&path("/group")).await.map_or_else(|_| Vec::new(), |children| children.names)
+        let ask = async || {
+            let tree = self.client.session().await?;
+            tree.sync().await?;
+            match tree.children(&path("/group")).await {
+                Ok(children) => Ok(children.names),
+                Err(TreeError::NoNode) => Ok(Vec::new()),
+                Err(error) => Err(error),
+            }
+        };
+        self.answered("the names of the group's nodes", ask).await
+    }
+
+    /// Asks again while a busy server does not answer in time, in another session if this one is lost by that.
+    async fn answered<T>(&self, what: &str, ask: impl AsyncFn() -> Result<T, TreeError>) -> T {
+        let asking = async {
+            loop {
+                match ask().await {
+                    Ok(answer) => return answer,
+                    Err(TreeError::Disconnected(_) | TreeError::SessionLost) => {}
+                    Err(error) => panic!("{what}: {error}"),
+                }
+                self.runtime.sleep(Duration::from_millis(10)).await;
+            }
+        };
+        self.within(what, asking).await
     }
 
     pub(crate) async fn until(&self, what: &str, mut is_so: impl AsyncFnMut() -> bool) {

@@ -121,7 +121,7 @@ fn a2_a7_candidates_stand_again_under_later_terms_when_their_line_is_deleted(eng
             }
             // Unless somebody stands there again.
             drop(tree.delete(&path("/group"), Expected::Any).await);
-            operator.client.close().await.unwrap();
+            operator.close().await;
         });
         leader = group.history.leader_after(leader.term);
     }
@@ -135,7 +135,7 @@ fn standing(engine: &Engine) -> usize {
     on_real(async |runtime| {
         let peer = engine.peer(&runtime, SESSION).await;
         let count = peer.nodes().await.len();
-        peer.client.close().await.unwrap();
+        peer.close().await;
         count
     })
 }

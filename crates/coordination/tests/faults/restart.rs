@@ -26,7 +26,7 @@ fn a2_terms_rise_over_deletions_and_restarts_of_all_servers(engine: &Engine) {
                 let tree = peer.tree().await;
                 // Unless the engine has taken it away itself.
                 drop(tree.delete(&path("/group"), Expected::Any).await);
-                peer.client.close().await.unwrap();
+                peer.close().await;
             }
         });
         if restarts {
