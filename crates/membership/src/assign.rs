@@ -1,11 +1,13 @@
-//! Who should own which shard: a pure function of the view, the same for every member that has the same view.
+//! Planned owner of each shard: a pure function of the view, so members with the same view compute the same plan.
 //!
-//! Sticky and balanced. A shard stays with its living owner unless that one has more than its share; shares differ by
-//! at most one. So a member that joins takes only its share, and when one leaves, only its shards move. Which shards
-//! move, and where to, is chosen by rendezvous hashing (Thaler and Ravishankar, 1998), so that members with the same
-//! view never choose differently. Against a ring of points: docs/decisions/0100-sticky-shares.md.
+//! The plan is sticky and balanced. A shard stays with its live owner unless that member has more than its share;
+//! shares differ by at most one. A member that joins takes only its own share, and a member that leaves moves only
+//! its own shards. Rendezvous hashing (Thaler and Ravishankar, 1998) selects the shards that move and their new
+//! owners, so members with the same view always agree.
+//! docs/decisions/0100-assign-shards-by-sticky-shares.md compares this with a hash ring.
 //!
-//! What it does not do: exclude anyone. Two members with different views may both want a shard; the claim decides.
+//! The plan does not exclude conflicts: two members with different views may plan to own the same shard. The claim
+//! decides.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,8 +16,8 @@ use domain::ShardId;
 
 use crate::MemberId;
 
-/// The owner of every shard below `shards`, given who holds what now and who is to hold; empty without members.
-/// Claims of others than `members`, and of shards out of range, count as free and are not in the answer.
+/// Returns the owner of every shard below `shards`, for the current claims and the members that may own shards.
+/// The plan is empty without members. Claims by other members, and shards out of range, are ignored.
 #[must_use]
 pub fn plan(
     claims: &BTreeMap<ShardId, MemberId>,
@@ -26,27 +28,28 @@ pub fn plan(
         return BTreeMap::new();
     }
     let mut plan = BTreeMap::new();
-    let mut room = BTreeMap::new();
+    let mut capacity = BTreeMap::new();
     for (member, held, share) in shares(claims, members, shards) {
-        room.insert(member, share.saturating_sub(held.len()));
-        // Beyond its share it keeps those that it would be given first.
-        let kept = held.into_iter().take(share);
-        plan.extend(kept.map(|shard| (shard, member)));
+        capacity.insert(member, share.saturating_sub(held.len()));
+        // A member with more than its share keeps the shards with its highest weights.
+        let retained = held.into_iter().take(share);
+        plan.extend(retained.map(|shard| (shard, member)));
     }
     for shard in (0..shards).map(ShardId) {
         if plan.contains_key(&shard) {
             continue;
         }
-        let with_room = room.iter().filter(|(_, room)| **room > 0).map(|(member, _)| *member);
-        let member = with_room.max_by_key(|member| weight(shard, *member)).expect("the shares add up to all shards");
-        *room.get_mut(&member).expect("it has room") -= 1;
+        let available = capacity.iter().filter(|(_, room)| **room > 0).map(|(member, _)| *member);
+        let member = available.max_by_key(|member| weight(shard, *member)).expect("the shares add up to all shards");
+        *capacity.get_mut(&member).expect("the member is in `capacity`") -= 1;
         plan.insert(shard, member);
     }
     plan
 }
 
-/// Each member with the shards that it holds, best loved first, and how many it should have. Those who hold most get
-/// the larger shares, so that nothing moves for the sake of the odd ones.
+/// Returns each member with its current shards, ordered by descending weight, and with the size of its share. The
+/// members above the smaller share get the larger shares, so the remainder of the division moves no shards. Among the
+/// others the id decides, and not the number of shards, which changes while members take their planned shards.
 fn shares(
     claims: &BTreeMap<ShardId, MemberId>,
     members: &BTreeSet<MemberId>,
@@ -58,9 +61,9 @@ fn shares(
             held.push(*shard);
         }
     }
-    let mut held: Vec<(MemberId, Vec<ShardId>)> = held.into_iter().collect();
-    held.sort_by_key(|(member, held)| (Reverse(held.len()), *member));
     let (share, larger) = (usize::from(shards) / members.len(), usize::from(shards) % members.len());
+    let mut held: Vec<(MemberId, Vec<ShardId>)> = held.into_iter().collect();
+    held.sort_by_key(|(member, held)| (held.len() <= share, *member));
     let with_share = held.into_iter().enumerate().map(|(at, (member, mut held))| {
         held.sort_by_key(|shard| Reverse(weight(*shard, member)));
         (member, held, share + usize::from(at < larger))
@@ -68,8 +71,8 @@ fn shares(
     with_share.collect()
 }
 
-/// How much `member` should have `shard`: the highest wins. The same on every machine and in every build, or members
-/// of two builds would not agree.
+/// Weight of `member` for `shard`; the highest wins. The result must be the same on every machine and in every
+/// build, so that members of different builds agree.
 fn weight(shard: ShardId, member: MemberId) -> (u64, MemberId) {
     let halves = [(member.0 >> 64) & u128::from(u64::MAX), member.0 & u128::from(u64::MAX)];
     let halves = halves.map(|half| u64::try_from(half).expect("a half has 64 bits"));
